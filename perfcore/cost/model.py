@@ -1,0 +1,59 @@
+"""The contract of kernel models, and the cost model that dispatches to them.
+
+A kernel model prices one kind of kernel. It is pure; durations are positive and finite where the kernel
+has work, 0 where it has none (an absent shard), and broadcasting: many candidates at once equal one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.graph.kernels import Kernel
+
+Array = NDArray[np.float64]
+K_contra = TypeVar("K_contra", contravariant=True)
+
+
+class Calibration(StrEnum):
+    """On what a duration rests, from best to worst."""
+
+    MEASURED = "measured"  # inside the range of measurements of this device
+    EXTRAPOLATED = "extrapolated"  # a fitted model outside its range of shapes or devices
+    ANALYTIC = "analytic"  # data-sheet numbers and a formula, no measurement of this kernel
+
+
+class KernelModel(Protocol[K_contra]):
+    """Prices one kind of kernel on one device."""
+
+    def predict_us(self, kernels: Sequence[K_contra]) -> list[Array]:
+        """One array per kernel, of the broadcast shape of its dims (tables axis `t` summed)."""
+        ...
+
+    def calibration(self, kernel: K_contra) -> Calibration:
+        """On what the duration of this kernel rests (the worst over its elements)."""
+        ...
+
+
+class CostModel:
+    """Prices kernels of every kind, each by the model registered for its class."""
+
+    def __init__(self, models: Mapping[type, KernelModel[Kernel]]) -> None:
+        self._models = dict(models)
+
+    def predict_us(self, kernels: Sequence[Kernel]) -> list[Array]:
+        """One array per kernel, in order; kernels of one kind are priced in one call."""
+        durations: list[Array] = [np.empty(0)] * len(kernels)
+        for kind in {type(k) for k in kernels}:
+            at = [i for i, k in enumerate(kernels) if type(k) is kind]
+            for i, us in zip(at, self._models[kind].predict_us([kernels[i] for i in at]), strict=True):
+                durations[i] = us
+        return durations
+
+    def calibration(self, kernel: Kernel) -> Calibration:
+        """On what the duration of this kernel rests."""
+        return self._models[type(kernel)].calibration(kernel)

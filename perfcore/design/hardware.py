@@ -1,0 +1,208 @@
+"""Devices and nodes: what a data sheet, or a measurement at locked clocks, says of them.
+
+The catalogue is data (`perfcore/profile/data/devices/*.json`, `.../nodes/*.json`), each number with
+its source; a user's own file has the same keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfcore.errors import HardwareError
+
+CATALOGUE = Path(__file__).parent.parent / "profile" / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, in base units.
+
+    Attributes:
+        name: catalogue name, e.g. `a100-sxm4-80gb`.
+        description: what a person calls it.
+        hbm_bytes: device memory.
+        hbm_bytes_per_s: device memory bandwidth (data sheet).
+        l2_bytes: last-level cache.
+        l2_bytes_per_s: last-level cache bandwidth.
+        sm_count: streaming multiprocessors.
+        clock_hz: boost clock.
+        fp32_flops_per_s: FP32 peak outside tensor cores.
+        tf32_flops_per_s: TF32 tensor-core peak, dense; the FP32 peak where there is none.
+        bf16_flops_per_s: BF16 (or FP16, where there is no BF16) tensor-core peak, dense.
+        h2d_bytes_per_s: host-to-device copy bandwidth.
+        compute_capability: CUDA compute capability, 0 where there is none.
+        power_w: board power limit.
+    """
+
+    name: str
+    description: str
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    l2_bytes: float
+    l2_bytes_per_s: float
+    sm_count: int
+    clock_hz: float
+    fp32_flops_per_s: float
+    tf32_flops_per_s: float
+    bf16_flops_per_s: float
+    h2d_bytes_per_s: float
+    compute_capability: float = 0.0
+    power_w: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no device has."""
+        _check_positive(self, skip=("compute_capability", "power_w"))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Machines of equal GPUs, and the links among them.
+
+    Attributes:
+        name: catalogue name, e.g. `dgx-a100-80gb`.
+        description: what a person calls it.
+        device: catalogue name of its GPUs.
+        gpus: GPUs in one machine (`local_world_size`).
+        intra_bytes_per_s: per GPU and direction, inside the machine (NVLink or PCIe).
+        intra_latency_us: smallest time of a collective inside the machine.
+        inter_bytes_per_s: per GPU and direction, between machines (InfiniBand).
+        inter_latency_us: added by a step between machines.
+        host_memory_bytes: of one machine.
+        price_per_gpu_hour: in US dollars; 0 when unknown.
+        input_samples_per_s: what the data loader of one machine can feed; infinite when no limit.
+    """
+
+    name: str
+    description: str
+    device: str
+    gpus: int
+    intra_bytes_per_s: float
+    intra_latency_us: float
+    inter_bytes_per_s: float
+    inter_latency_us: float
+    host_memory_bytes: float
+    price_per_gpu_hour: float = 0.0
+    input_samples_per_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no machine has."""
+        _check_positive(self, skip=("price_per_gpu_hour", "input_samples_per_s"))
+        if not self.input_samples_per_s > 0:
+            raise HardwareError(
+                f"Node {self.name!r}: `input_samples_per_s > 0` must hold, but got {self.input_samples_per_s}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What a design runs on: the GPUs of one node type, `world_size` of them."""
+
+    device: Device
+    node: Node
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a world that whole machines do not make up."""
+        gpus = self.node.gpus
+        if self.world_size < 1 or (self.world_size > gpus and self.world_size % gpus):
+            raise HardwareError(
+                f"`world_size` must be 1 to {gpus}, or a multiple of the node's {gpus} GPUs, "
+                f"but got world_size={self.world_size}."
+            )
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on one machine."""
+        return min(self.world_size, self.node.gpus)
+
+
+H = TypeVar("H", Device, Node)
+
+
+def device(name: str) -> Device:
+    """The catalogue's device of that name.
+
+    Raises:
+        HardwareError: unknown name; the hint names the nearest.
+    """
+    return _from_catalogue(Device, name)
+
+
+def node(name: str) -> Node:
+    """The catalogue's node of that name.
+
+    Raises:
+        HardwareError: unknown name; the hint names the nearest.
+    """
+    return _from_catalogue(Node, name)
+
+
+def device_names() -> list[str]:
+    """Names of all devices in the catalogue."""
+    return sorted(p.stem for p in (CATALOGUE / "devices").glob("*.json"))
+
+
+def node_names() -> list[str]:
+    """Names of all nodes in the catalogue."""
+    return sorted(p.stem for p in (CATALOGUE / "nodes").glob("*.json"))
+
+
+def sources(kind: type[Device] | type[Node], name: str) -> dict[str, str]:
+    """Where each number of a catalogue entry comes from: field name to source."""
+    return {k: str(v) for k, v in _read(kind, name)["sources"].items()}
+
+
+def _from_catalogue(kind: type[H], name: str) -> H:
+    entry = {k: v for k, v in _read(kind, name).items() if k != "sources"}
+    return from_mapping(kind, entry)
+
+
+def from_mapping(kind: type[H], entry: Mapping[str, Any]) -> H:
+    """A device or node from the keys of its file (`sources` is allowed and ignored).
+
+    Raises:
+        HardwareError: an unknown or missing key, or an impossible number.
+    """
+    what = kind.__name__.lower()
+    known = {f.name: f for f in fields(kind)}
+    for key in entry:
+        if key not in known and key != "sources":
+            near = difflib.get_close_matches(key, known, n=1)
+            raise HardwareError(
+                f"A {what} has no key {key!r}.", hint=f"Did you mean {near[0]!r}?" if near else None
+            )
+    missing = [n for n, f in known.items() if f.default is MISSING and n not in entry]
+    if missing:
+        raise HardwareError(f"A {what} needs the key {missing[0]!r}, but it is missing.")
+    return kind(**{k: v for k, v in entry.items() if k != "sources"})
+
+
+def _read(kind: type[Device] | type[Node], name: str) -> dict[str, Any]:
+    what = f"{kind.__name__.lower()}s"
+    path = CATALOGUE / what / f"{name}.json"
+    names = sorted(p.stem for p in path.parent.glob("*.json"))
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        raise HardwareError(
+            f"{kind.__name__} {name!r} is not in the catalogue.",
+            hint=(f"Did you mean {near[0]!r}? " if near else "") + "Known: " + ", ".join(names),
+        )
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def _check_positive(entry: Device | Node, *, skip: tuple[str, ...]) -> None:
+    for f in fields(entry):
+        value = getattr(entry, f.name)
+        if isinstance(value, str) or f.name in skip:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise HardwareError(f"{entry.name!r}: `{f.name}` must be a number, but got {value!r}.")
+        if not (math.isfinite(value) and value > 0):
+            raise HardwareError(f"{entry.name!r}: `{f.name} > 0` must hold, but got {value!r}.")

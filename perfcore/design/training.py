@@ -1,0 +1,118 @@
+"""How the model is trained: batch, number format, optimizer, and which ops are fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfcore.errors import DesignError
+
+MAX_GLOBAL_BATCH = 2**31 - 1
+
+
+class Precision(StrEnum):
+    """Number format of the dense part; tables stay fp32 unless `table_precision` says otherwise.
+
+    `TF32` is fp32 storage with TF32 tensor cores; `BF16` is `torch.autocast`, master weights fp32.
+    """
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+
+
+class Optimizer(StrEnum):
+    """Optimizer of the dense part, or of the tables (`ROWWISE_ADAGRAD`: tables only)."""
+
+    SGD = "sgd"
+    ADAGRAD = "adagrad"
+    ROWWISE_ADAGRAD = "rowwise_adagrad"
+    ADAM = "adam"
+
+
+class EmbeddingFusion(StrEnum):
+    """`PER_TABLE`: one `nn.EmbeddingBag(sparse=True)` a table. `TABLE_BATCHED`: FBGEMM's fused lookup+update."""
+
+    PER_TABLE = "per_table"
+    TABLE_BATCHED = "table_batched"
+
+
+class MlpFusion(StrEnum):
+    """`EAGER`: addmm, then the activation. `FUSED`: bias and activation in the GEMM's epilogue."""
+
+    EAGER = "eager"
+    FUSED = "fused"
+
+
+class InteractionFusion(StrEnum):
+    """`EAGER`: cat, bmm, index, cat. `FUSED`: one kernel forward, one backward."""
+
+    EAGER = "eager"
+    FUSED = "fused"
+
+
+class OptimizerFusion(StrEnum):
+    """The three implementations that `torch.optim` ships."""
+
+    FOR_LOOP = "for_loop"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+class Launches(StrEnum):
+    """`CUDA_GRAPH`: the whole iteration is captured once and replayed by one launch."""
+
+    EAGER = "eager"
+    CUDA_GRAPH = "cuda_graph"
+
+
+class Communication(StrEnum):
+    """`SERIAL`: every collective is waited for at once. `OVERLAPPED`: waits stand where data is used."""
+
+    SERIAL = "serial"
+    OVERLAPPED = "overlapped"
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Which ops are fused; each choice exists in PyTorch practice and leaves the mathematics alone."""
+
+    embedding: EmbeddingFusion = EmbeddingFusion.TABLE_BATCHED
+    mlp: MlpFusion = MlpFusion.EAGER
+    interaction: InteractionFusion = InteractionFusion.EAGER
+    optimizer: OptimizerFusion = OptimizerFusion.FOREACH
+    launches: Launches = Launches.EAGER
+    communication: Communication = Communication.OVERLAPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Training settings.
+
+    Attributes:
+        global_batch: samples per iteration over all ranks.
+        precision: number format of the dense part.
+        optimizer: of the dense part.
+        table_optimizer: of the embedding tables.
+        table_precision: storage of the tables (`fp32` or `bf16`).
+        pinned_input: the host batch lies in pinned memory (H2D copies do not block the host).
+    """
+
+    global_batch: int
+    precision: Precision = Precision.FP32
+    optimizer: Optimizer = Optimizer.SGD
+    table_optimizer: Optimizer = Optimizer.SGD
+    table_precision: Precision = Precision.FP32
+    pinned_input: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse impossible settings."""
+        batch = self.global_batch
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_GLOBAL_BATCH:
+            raise DesignError(
+                f"`1 <= global_batch <= {MAX_GLOBAL_BATCH}` must hold for an integer, but got {batch!r}."
+            )
+        if self.optimizer is Optimizer.ROWWISE_ADAGRAD:
+            raise DesignError("`rowwise_adagrad` is an optimizer of tables, but `optimizer` names it.")
+        if self.table_precision is Precision.TF32:
+            raise DesignError("`table_precision` must be fp32 or bf16, but got tf32.")

@@ -1,0 +1,1 @@
+"""Designs and modules as ops and kernels."""

@@ -1,0 +1,330 @@
+"""Kernel kinds: what runs on a device, described by its dims.
+
+A dim is a number or an array that broadcasts to `(..., r)`: candidate axes first, rank last. Embedding
+kernels have a further, last axis `t` of tables, summed inside one kernel. A dim that depends on the
+widths of all layers is a `Total` or a `Bucket`: a sum whose terms depend on few axes each, so that the
+bulk path adds it up per candidate instead of tabulating it. `resolve` turns those into plain arrays.
+
+Kernels say nothing of time: `perfcore.cost` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Total:
+    """A sum of terms, each of which broadcasts to `(..., r)`."""
+
+    terms: tuple[Array, ...]
+
+    def value(self) -> Array:
+        """`(..., r)`: the sum."""
+        return np.asarray(sum(np.asarray(t, dtype=np.float64) for t in self.terms), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Bytes of the gradient bucket that closes at term `index`, 0 where none does.
+
+    `DistributedDataParallel` fills buckets in the order in which gradients become ready and closes one
+    when it has reached its cap (`first_cap_bytes` for the first, `cap_bytes` after) or at the last term.
+    Buckets of one `terms` must be launched at increasing `index`, one op an index.
+    """
+
+    terms: tuple[Array, ...]
+    index: int
+    first_cap_bytes: float
+    cap_bytes: float
+
+    def value(self) -> Array:
+        """`(..., r)`: bytes to reduce at this index."""
+        filled: Array = np.zeros(np.broadcast_shapes(*(np.shape(t) for t in self.terms)))
+        cap: Array = np.full_like(filled, self.first_cap_bytes)
+        closed = filled
+        for position, term in enumerate(self.terms[: self.index + 1]):
+            filled = filled + term
+            closes = (filled >= cap) | (position == len(self.terms) - 1)
+            closed = np.where(closes, filled, 0.0)
+            filled = np.where(closes, 0.0, filled)
+            cap = np.where(closes & (closed > 0), self.cap_bytes, cap)
+        return closed
+
+
+Dim: TypeAlias = "float | Array | Total | Bucket"
+
+
+class DType(StrEnum):
+    """Arithmetic of a GEMM; storage follows (`tf32` stores fp32)."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per stored element."""
+        return 2 if self is DType.BF16 else 4
+
+
+class GemmLayout(StrEnum):
+    """Which product of a linear layer: forward `X·Wᵀ`, `dX = dY·W`, `dW = dYᵀ·X`."""
+
+    FORWARD = "forward"
+    GRAD_INPUT = "grad_input"
+    GRAD_WEIGHT = "grad_weight"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gemm:
+    """`C[m, n] = A[m, k] · B[k, n]`, `batch` times; `epilogue` adds bias and activation for free."""
+
+    m: Dim
+    n: Dim
+    k: Dim
+    dtype: DType
+    batch: Dim = 1.0
+    layout: GemmLayout = GemmLayout.FORWARD
+    epilogue: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elementwise:
+    """A pointwise kernel; `function` is the aten name of what it computes (`add`, `relu`, `copy`, ...)."""
+
+    function: str
+    elements: Dim
+    bytes_read: Dim
+    bytes_written: Dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduction:
+    """Sum (or mean) of a `(rows, cols)` tensor over its rows (`axis=0`) or over everything (`axis=None`)."""
+
+    rows: Dim
+    cols: Dim
+    element_bytes: Dim
+    axis: int | None = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Concat:
+    """Concatenation (`split=False`) or its inverse: `bytes` read, and as many written, by `parts` tensors."""
+
+    bytes: Dim
+    parts: Dim
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transpose:
+    """A materialised transpose of `batch` `(m, n)` matrices."""
+
+    batch: Dim
+    m: Dim
+    n: Dim
+    element_bytes: Dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairGather:
+    """`index` of the lower triangle of `(features, features)` per sample; `backward` scatters (`index_put_`)."""
+
+    batch: Dim
+    features: Dim
+    pairs: Dim
+    element_bytes: Dim
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedInteraction:
+    """Dot interaction of `(batch, features, dim)` in one kernel; `backward` reads the output's gradient."""
+
+    batch: Dim
+    features: Dim
+    dim: Dim
+    element_bytes: Dim
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingForward:
+    """Pooled lookup of one table, or of many in one launch; dims broadcast to `(..., r, t)`.
+
+    Attributes:
+        batch: bags.
+        rows: rows of the table shard; 0 where a rank holds none.
+        pooling: mean lookups per bag.
+        dim: columns.
+        skew: Zipf exponent of the accesses.
+        element_bytes: of a weight.
+        batched: one table-batched launch for all `t` (sum over them); else `t` has size 1.
+    """
+
+    batch: Dim
+    rows: Dim
+    pooling: Dim
+    dim: Dim
+    skew: Dim
+    element_bytes: Dim
+    batched: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingBackward:
+    """Gradient of a pooled lookup, fused with the row update when `optimizer` is named.
+
+    Dims as in `EmbeddingForward`. `optimizer=None` writes one gradient row per lookup (a sparse gradient).
+    """
+
+    batch: Dim
+    rows: Dim
+    pooling: Dim
+    dim: Dim
+    skew: Dim
+    element_bytes: Dim
+    batched: bool = False
+    optimizer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseUpdate:
+    """`weight.add_(sparse_gradient)`: adds `lookups` rows of `dim` columns into a table."""
+
+    lookups: Dim
+    rows: Dim
+    dim: Dim
+    skew: Dim
+    element_bytes: Dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sort:
+    """Radix sort of `keys` keys (with values when `pairs`)."""
+
+    keys: Dim
+    key_bytes: Dim
+    pairs: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MultiTensor:
+    """One foreach or fused-optimizer kernel over `tensors` tensors of `elements` elements in all.
+
+    `bytes_per_element` counts reads and writes; `function` names what is computed (`sgd`, `adam`, `add`, ...).
+    """
+
+    function: str
+    elements: Dim
+    tensors: Dim
+    bytes_per_element: float
+
+
+class CopyKind(StrEnum):
+    """Direction of a memory copy, and the host memory's kind."""
+
+    H2D_PINNED = "h2d_pinned"
+    H2D_PAGEABLE = "h2d_pageable"
+    D2H = "d2h"
+    D2D = "d2d"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memcpy:
+    """A memory copy of `bytes`."""
+
+    bytes: Dim
+    kind: CopyKind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memset:
+    """A memory fill of `bytes`."""
+
+    bytes: Dim
+
+
+class CollectiveKind(StrEnum):
+    """NCCL's collectives that hybrid-parallel DLRM uses."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """One collective; its duration is the transfer once every rank has arrived.
+
+    Attributes:
+        kind: which.
+        bytes: the size in nccl-tests' convention: all_reduce: the buffer; all_to_all: what a rank sends
+            in all, its own part included, maximum over ranks of sent and received; all_gather: the
+            gathered output; reduce_scatter: the input.
+        world_size: ranks that take part.
+        local_world_size: ranks on one machine.
+    """
+
+    kind: CollectiveKind
+    bytes: Dim
+    world_size: Dim
+    local_world_size: Dim
+
+
+Kernel: TypeAlias = (
+    Gemm
+    | Elementwise
+    | Reduction
+    | Concat
+    | Transpose
+    | PairGather
+    | FusedInteraction
+    | EmbeddingForward
+    | EmbeddingBackward
+    | SparseUpdate
+    | Sort
+    | MultiTensor
+    | Memcpy
+    | Memset
+    | Collective
+)
+
+
+def dims(kernel: Kernel) -> dict[str, Dim]:
+    """The numeric fields of a kernel by name, in order; enums, strings and flags are left out."""
+    values = ((f.name, getattr(kernel, f.name)) for f in fields(kernel))
+    return {
+        k: v
+        for k, v in values
+        if not isinstance(v, (str, bool, type(None))) and not (k == "axis")
+    }
+
+
+def summed_dim(kernel: Kernel) -> str | None:
+    """Name of the dim that is a `Total` or `Bucket`, `None` where there is none; at most one may be."""
+    names = [k for k, v in dims(kernel).items() if isinstance(v, (Total, Bucket))]
+    assert len(names) <= 1, f"one summed dim at most, but got {names} in {kernel}"
+    return names[0] if names else None
+
+
+def with_dims(kernel: Kernel, **values: Any) -> Kernel:
+    """The same kernel with other dims."""
+    kept = {f.name: getattr(kernel, f.name) for f in fields(kernel)}
+    return type(kernel)(**kept | values)
+
+
+def resolve(kernel: Kernel) -> Kernel:
+    """The kernel with every `Total` and `Bucket` replaced by its value."""
+    name = summed_dim(kernel)
+    return kernel if name is None else with_dims(kernel, **{name: getattr(kernel, name).value()})

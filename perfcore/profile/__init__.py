@@ -1,0 +1,1 @@
+"""Calibrations and where they came from."""
