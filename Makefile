@@ -1,0 +1,36 @@
+# Every target sets up what it needs: a virtual environment with the versions of constraints.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup run test lint check bench studies clean
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+setup: $(READY)            ## the environment alone
+
+run: $(READY)              ## search the Criteo Terabyte space
+	$(BIN)/dse run spaces/dlrm_terabyte.yaml --overwrite
+
+lint: $(READY)             ## what needs no test run
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint                 ## lint, types, import rules, tests
+	$(BIN)/pytest
+
+bench: $(READY)            ## rates and ratios; nothing fails on time
+	$(BIN)/pytest tests/bench --benchmark-enable --benchmark-only
+
+studies: $(READY)          ## re-run every study
+	for study in studies/*/run.py; do $(BIN)/python $$study || exit 1; done
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
