@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from perfcore.errors import HardwareError
 
 CATALOGUE = Path(__file__).parent.parent / "profile" / "data"
+CATALOGUE_KEYS = ("sources", "default_node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Device:
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device has."""
-        _check_positive(self, skip=("compute_capability", "power_w"))
+        _check_numbers(self, may_be_zero=("compute_capability", "power_w"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,7 @@ class Node:
 
     def __post_init__(self) -> None:
         """Refuse numbers that no machine has."""
-        _check_positive(self, skip=("price_per_gpu_hour", "input_samples_per_s"))
-        if not self.input_samples_per_s > 0:
-            raise HardwareError(
-                f"Node {self.name!r}: `input_samples_per_s > 0` must hold, but got {self.input_samples_per_s}."
-            )
+        _check_numbers(self, may_be_zero=("price_per_gpu_hour",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +140,17 @@ def node(name: str) -> Node:
     return _from_catalogue(Node, name)
 
 
+def default_node(device_name: str) -> Node:
+    """The node that a job on that device runs in when none is named.
+
+    The device's file names it under `default_node`, a key of the catalogue alone.
+
+    Raises:
+        HardwareError: unknown device; the hint names the nearest.
+    """
+    return node(str(_read(Device, device_name)["default_node"]))
+
+
 def device_names() -> list[str]:
     """Names of all devices in the catalogue."""
     return sorted(p.stem for p in (CATALOGUE / "devices").glob("*.json"))
@@ -159,12 +167,11 @@ def sources(kind: type[Device] | type[Node], name: str) -> dict[str, str]:
 
 
 def _from_catalogue(kind: type[H], name: str) -> H:
-    entry = {k: v for k, v in _read(kind, name).items() if k != "sources"}
-    return from_mapping(kind, entry)
+    return from_mapping(kind, _read(kind, name))
 
 
 def from_mapping(kind: type[H], entry: Mapping[str, Any]) -> H:
-    """A device or node from the keys of its file (`sources` is allowed and ignored).
+    """A device or node from the keys of its file (those of the catalogue alone are allowed and ignored).
 
     Raises:
         HardwareError: an unknown or missing key, or an impossible number.
@@ -172,7 +179,7 @@ def from_mapping(kind: type[H], entry: Mapping[str, Any]) -> H:
     what = kind.__name__.lower()
     known = {f.name: f for f in fields(kind)}
     for key in entry:
-        if key not in known and key != "sources":
+        if key not in known and key not in CATALOGUE_KEYS:
             near = difflib.get_close_matches(key, known, n=1)
             raise HardwareError(
                 f"A {what} has no key {key!r}.", hint=f"Did you mean {near[0]!r}?" if near else None
@@ -180,7 +187,7 @@ def from_mapping(kind: type[H], entry: Mapping[str, Any]) -> H:
     missing = [n for n, f in known.items() if f.default is MISSING and n not in entry]
     if missing:
         raise HardwareError(f"A {what} needs the key {missing[0]!r}, but it is missing.")
-    return kind(**{k: v for k, v in entry.items() if k != "sources"})
+    return kind(**{k: v for k, v in entry.items() if k not in CATALOGUE_KEYS})
 
 
 def _read(kind: type[Device] | type[Node], name: str) -> dict[str, Any]:
@@ -197,12 +204,14 @@ def _read(kind: type[Device] | type[Node], name: str) -> dict[str, Any]:
     return data
 
 
-def _check_positive(entry: Device | Node, *, skip: tuple[str, ...]) -> None:
+def _check_numbers(entry: Device | Node, *, may_be_zero: tuple[str, ...]) -> None:
     for f in fields(entry):
         value = getattr(entry, f.name)
-        if isinstance(value, str) or f.name in skip:
+        if f.type in ("str", str):
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise HardwareError(f"{entry.name!r}: `{f.name}` must be a number, but got {value!r}.")
-        if not (math.isfinite(value) and value > 0):
+        if f.name in may_be_zero and value == 0:
+            continue
+        if not value > 0 or (math.isinf(value) and f.default != math.inf):
             raise HardwareError(f"{entry.name!r}: `{f.name} > 0` must hold, but got {value!r}.")
