@@ -1,0 +1,292 @@
+"""Device memory of a training rank, in bytes, by kind.
+
+What is alive at the peak, the end of the forward pass:
+
+- weights and optimizer state;
+- the gradients of the iteration before, as `zero_grad` runs between forward and backward (the loop of DLRM),
+  and, when distributed, the all-reduce buckets, which copy them;
+- everything that autograd has saved: per linear layer its output after the activation (its input is the
+  output of the layer below), the interaction's operands, and under autocast the bf16 copies of weights;
+- the embedding outputs, the batch, and the buffers of the exchanges;
+- what the framework holds for itself (`perfcore/profile/data/framework.json`).
+
+Left out: temporaries of single kernels (the `(features, features)` products before the gather, a foreach
+optimizer's intermediates, the sort of a fused embedding backward), which live when other tensors are already
+freed, and the fragmentation of the caching allocator.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.design.design import Design
+from perfcore.design.hardware import CATALOGUE, Device
+from perfcore.design.model import Interaction
+from perfcore.design.training import EmbeddingFusion, Optimizer, Precision
+from perfcore.errors import ProfileError
+from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
+from perfcore.graph.kernels import Total
+
+Array: TypeAlias = NDArray[np.float64]
+Term: TypeAlias = "Array | Total"
+
+KINDS = ("weights", "optimizer_state", "gradients", "activations", "communication", "input", "framework")
+
+# Values kept per weight: none for plain SGD, a sum of squares for Adagrad, two moments for Adam.
+_STATES = {Optimizer.SGD: 0, Optimizer.ADAGRAD: 1, Optimizer.ROWWISE_ADAGRAD: 0, Optimizer.ADAM: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkReserve:
+    """What a process holds on its device beside the tensors of the model; see the data file for sources.
+
+    Attributes:
+        context_bytes: CUDA context with its modules.
+        cublas_workspace_bytes: of one handle and stream, on the GPUs that want most.
+        nccl_bytes: of a communicator.
+        nccl_bytes_per_local_peer: more for each peer on the same machine.
+        index_bytes: one lookup index or offset.
+        state_bytes: one fp32 value: a master weight, its gradient or a value of optimizer state.
+    """
+
+    context_bytes: float
+    cublas_workspace_bytes: float
+    nccl_bytes: float
+    nccl_bytes_per_local_peer: float
+    index_bytes: float
+    state_bytes: float
+
+
+@functools.cache
+def framework_reserve() -> FrameworkReserve:
+    """The bundled numbers.
+
+    Raises:
+        ProfileError: the file is missing, or lacks a number.
+    """
+    path = CATALOGUE / "framework.json"
+    try:
+        data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return FrameworkReserve(**{k: float(data[k]) for k in FrameworkReserve.__dataclass_fields__})
+    except (OSError, ValueError, KeyError) as err:
+        raise ProfileError(f"{path.name} cannot be read: {err}.") from err
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryBreakdown:
+    """Bytes per rank by kind, each of shape `(r,)`.
+
+    Attributes:
+        weights: fp32 dense weights, table shards.
+        optimizer_state: of both.
+        gradients: of the dense part, and the sparse gradients of per-table embeddings.
+        activations: saved for the backward pass, embedding outputs, autocast's copies of weights.
+        communication: exchange buffers and gradient buckets.
+        input: the batch.
+        framework: context, workspaces, communicator.
+    """
+
+    weights: Array
+    optimizer_state: Array
+    gradients: Array
+    activations: Array
+    communication: Array
+    input: Array
+    framework: Array
+
+    @property
+    def total(self) -> Array:
+        """`(r,)`: the sum over kinds."""
+        return np.asarray(sum(getattr(self, kind) for kind in KINDS), dtype=np.float64)
+
+    @property
+    def peak_rank(self) -> int:
+        """The rank that needs most; the first of equals."""
+        return int(np.argmax(self.total))
+
+    def fits(self, device: Device) -> bool:
+        """Whether every rank's total is within the device's memory."""
+        return self.shortfall_bytes(device) == 0.0
+
+    def shortfall_bytes(self, device: Device) -> float:
+        """What the peak rank lacks, 0 when it fits."""
+        return max(0.0, float(self.total.max()) - device.hbm_bytes)
+
+    def by_kind(self, rank: int) -> dict[str, float]:
+        """Bytes of one rank by kind."""
+        return {kind: float(getattr(self, kind)[rank]) for kind in KINDS}
+
+
+def memory_terms(dims: Dims, structure: Structure) -> dict[str, Term]:
+    """Bytes per rank as terms to be added, each broadcasting to `(..., r)`.
+
+    Only `embedding` varies by rank, so a maximum over ranks may be taken of it alone; whatever depends on
+    all widths is a `Total` (`dense`, `activations`).
+    """
+    per_parameter = sum(_bytes_per_parameter(structure).values())
+    by_rank = _rank_bytes(dims, structure)
+    rest = _shared_bytes(dims, structure)
+    return {
+        "embedding": np.asarray(sum(by_rank.values()), dtype=np.float64),
+        "dense": _scaled(dense_parameters(dims, structure), per_parameter),
+        "activations": _activation_bytes(dims, structure),
+        "rest": np.asarray(sum(rest.values()), dtype=np.float64),
+    }
+
+
+def memory_of(design: Design) -> MemoryBreakdown:
+    """Bytes per rank, `(r,)` by kind, of one design."""
+    dims, structure = dims_of([design]), structure_of(design)
+    parameters = dense_parameters(dims, structure).value()
+    kinds: dict[str, Array] = {kind: np.zeros((1, dims.num_ranks)) for kind in KINDS}
+    parts: list[Mapping[str, Array]] = [
+        {kind: parameters * each for kind, each in _bytes_per_parameter(structure).items()},
+        {"activations": _activation_bytes(dims, structure).value()},
+        _rank_bytes(dims, structure),
+        _shared_bytes(dims, structure),
+    ]
+    for part in parts:
+        for kind, value in part.items():
+            kinds[kind] = kinds[kind] + value
+    return MemoryBreakdown(**{kind: value[0] for kind, value in kinds.items()})
+
+
+def dense_parameters(dims: Dims, structure: Structure) -> Total:
+    """Weights and biases of the dense part, one term per layer; an absent layer has none."""
+    features = interaction_width(dims, structure)
+    bottom = (*dims.bottom_hidden, dims.embedding_dim)
+    top = (*dims.top_hidden, np.ones(1))
+    terms = [*_layers(np.asarray(float(dims.num_dense_features)), bottom), *_layers(features, top)]
+    cross = 2 * features * dims.cross_rank + features  # two low-rank factors and a bias
+    return Total((*terms, cross * structure.cross_layers))
+
+
+def interaction_width(dims: Dims, structure: Structure) -> Array:
+    """Width of the top MLP's input, `(..., 1)`."""
+    if structure.interaction is Interaction.DOT:
+        features = dims.num_tables + 1
+        return dims.embedding_dim + features * (features - 1) / 2
+    width: Array = dims.embedding_dim + _table_dims(dims).sum(axis=-1)
+    return width
+
+
+def _layers(inputs: Array, widths: tuple[Array, ...]) -> list[Array]:
+    """Parameters of each slot; the first present layer reads `inputs`."""
+    below = [inputs, *(np.where(w > 0, w, inputs) for w in widths[:-1])]
+    return [b * w + w for b, w in zip(below, widths, strict=True)]
+
+
+def _bytes_per_parameter(structure: Structure) -> dict[str, float]:
+    """Bytes of each kind for one dense parameter."""
+    value = framework_reserve().state_bytes
+    return {
+        "weights": value,
+        "optimizer_state": value * _STATES[structure.optimizer],
+        "gradients": value,
+        "communication": value if structure.distributed else 0.0,
+        "activations": _element_bytes(structure.precision) if structure.precision is Precision.BF16 else 0.0,
+    }
+
+
+def _activation_bytes(dims: Dims, structure: Structure) -> Total:
+    """What autograd saves of the dense part: a term per layer output, and those of the interaction."""
+    batch, each = dims.local_batch, _element_bytes(structure.precision)
+    widths = (*dims.bottom_hidden, dims.embedding_dim, *dims.top_hidden)
+    # The sigmoid's output and, for the loss, its fp32 copy.
+    outputs = [batch * w * each for w in widths] + [batch * (each + framework_reserve().state_bytes)]
+    return Total((*outputs, *_interaction_bytes(dims, structure)))
+
+
+def _interaction_bytes(dims: Dims, structure: Structure) -> list[Array]:
+    """Saved operands of the interaction and its output, which the top MLP reads."""
+    batch, each = dims.local_batch, _element_bytes(structure.precision)
+    features = interaction_width(dims, structure)
+    copied = structure.precision is Precision.BF16
+    # Autocast saves a bf16 copy of the dense input beside the batch's fp32 one.
+    kept = [features * each] + [np.asarray(dims.num_dense_features * each)] * copied
+    if structure.interaction is Interaction.DOT:
+        operand = dims.embedding_dim * (dims.num_tables + 1)
+        kept.append(operand * each * (2 if copied else 1))  # each operand of the product is cast by itself
+    elif structure.interaction is Interaction.DCN_V2:
+        layer = (
+            features * 2 + dims.cross_rank
+        )  # the layer's input, the product's operand, the low-rank middle
+        kept.append(layer * each * structure.cross_layers)
+        kept += [features * framework_reserve().state_bytes] * copied  # every layer multiplies by the fp32 x0
+    return [batch * width for width in kept]
+
+
+def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
+    """`(..., r)` bytes by kind of what depends on the shards that a rank holds."""
+    shards, reserve = dims.shards, framework_reserve()
+    weights = shards.rows * shards.dim
+    states = weights * _STATES[structure.table_optimizer]
+    if structure.table_optimizer is Optimizer.ROWWISE_ADAGRAD:
+        states = shards.rows
+    batch = np.where(shards.replicated, dims.local_batch[..., None], dims.global_batch[..., None])
+    lookups = np.where(shards.present, batch * shards.pooling, 0.0)
+    each = _element_bytes(structure.table_precision)
+    sparse = lookups * (shards.dim * each + reserve.index_bytes)
+    kept = structure.fusion.embedding is EmbeddingFusion.PER_TABLE
+    kinds = {
+        "weights": weights * each,
+        "optimizer_state": states * reserve.state_bytes,
+        "gradients": sparse * kept,
+    }
+    if structure.distributed:
+        reduced = np.where(
+            shards.replicated, weights * each, 0.0
+        )  # a dense gradient, all-reduced as the MLPs'
+        sent = np.where(shards.present & ~shards.replicated, batch, 0.0)
+        output, received = sent * shards.dim * each, sent * (shards.pooling + 1) * reserve.index_bytes
+        kinds["gradients"] = np.where(shards.replicated, reduced, kinds["gradients"])
+        kinds["communication"] = output + received + reduced
+    return {kind: value.sum(axis=-1) for kind, value in kinds.items()}
+
+
+def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
+    """`(..., 1)` bytes by kind that are equal on all ranks and depend on no hidden width."""
+    reserve, batch = framework_reserve(), dims.local_batch
+    bags = (_table_pooling(dims) + 1).sum(axis=-1) * reserve.index_bytes  # indices and offsets
+    outputs = _table_dims(dims).sum(axis=-1) * _element_bytes(structure.table_precision)
+    dense = (dims.num_dense_features + 1) * reserve.state_bytes  # features and label
+    framework = reserve.context_bytes + reserve.cublas_workspace_bytes
+    peers = (reserve.nccl_bytes + reserve.nccl_bytes_per_local_peer * (dims.local_world_size - 1)) * (
+        structure.distributed
+    )
+    return {
+        "activations": batch * outputs,
+        "input": batch * (dense + bags),
+        "framework": np.asarray(framework + peers),
+    }
+
+
+def _table_dims(dims: Dims) -> Array:
+    """`(..., 1, t)`: columns of each whole table."""
+    shards = dims.shards
+    pieces = np.where(shards.pooled, shards.dim, 0.0).sum(axis=-2, keepdims=True)
+    whole: Array = np.maximum(pieces, shards.dim.max(axis=-2, keepdims=True))
+    return whole
+
+
+def _table_pooling(dims: Dims) -> Array:
+    """`(..., 1, t)`: lookups per sample of each whole table."""
+    shards = dims.shards
+    pieces = np.where(shards.row_split, shards.pooling, 0.0).sum(axis=-2, keepdims=True)
+    whole: Array = np.maximum(pieces, shards.pooling.max(axis=-2, keepdims=True))
+    return whole
+
+
+def _element_bytes(precision: Precision) -> float:
+    return 2.0 if precision is Precision.BF16 else 4.0
+
+
+def _scaled(total: Total, factor: float) -> Total:
+    return Total(tuple(term * factor for term in total.terms))
