@@ -67,8 +67,9 @@ class Model:
     """A DLRM and its kin.
 
     The bottom MLP is `num_dense_features -> *bottom_hidden -> embedding_dim`, the top MLP
-    `interaction output -> *top_hidden -> 1`; ReLU after every layer but the last, which has a
-    sigmoid. So the output widths always agree with the interaction, by construction.
+    `interaction output -> *top_hidden -> 1`; ReLU after every layer, the bottom MLP's last one included,
+    but for the top MLP's last, which has a sigmoid (as in facebookresearch/dlrm). So the output widths
+    always agree with the interaction, by construction.
 
     Attributes:
         num_dense_features: width of the dense input.
