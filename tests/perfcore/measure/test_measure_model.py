@@ -7,44 +7,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measure_designs import EAGER, TABLES, small
 
 from perfcore.design.design import Design
-from perfcore.design.hardware import Device, Node, System
-from perfcore.design.model import EmbeddingTable, Interaction, Loss, Model
-from perfcore.design.sharding import ShardingPlan
+from perfcore.design.model import EmbeddingTable, Interaction, Loss
 from perfcore.design.training import (
     EmbeddingFusion,
-    Fusion,
     InteractionFusion,
     MlpFusion,
     Optimizer,
     OptimizerFusion,
     Precision,
-    Training,
 )
 from perfcore.errors import UnsupportedError
 from perfcore.measure.batch import bag_lengths, zipf_rows
 from perfcore.measure.model import build_model, make_batch, make_optimizers, numerics, train_step
-
-TABLES = (EmbeddingTable("a", 50, 2.0), EmbeddingTable("b", 7, 0.5, 1.2), EmbeddingTable("c", 200, 1.0, 0.8))
-DEVICE = Device("d", "d", *[1.0] * 5, 1, *[1.0] * 5)
-SYSTEM = System(DEVICE, Node("n", "n", "d", 8, 1.0, 1.0, 1.0, 1.0, 1.0))
-EAGER = Fusion(EmbeddingFusion.PER_TABLE, optimizer=OptimizerFusion.FOR_LOOP)
-
-
-def small(fusion: Fusion = EAGER, *, batch: int = 16, world_size: int = 1, **changes: object) -> Design:
-    model = Model(4, TABLES, 8, (16,), (12, 6), cross_layers=2, cross_rank=3)
-    training = Training(batch)
-    model_keys = {k: v for k, v in changes.items() if hasattr(model, k)}
-    training_keys = {k: v for k, v in changes.items() if hasattr(training, k)}
-    model = replace(model, **model_keys)
-    return Design(
-        model,
-        replace(training, **training_keys),
-        fusion,
-        ShardingPlan.on_one_rank(model),
-        replace(SYSTEM, world_size=world_size),
-    )
 
 
 def losses(design: Design, steps: int = 3) -> list[float]:

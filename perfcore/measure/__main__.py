@@ -1,0 +1,73 @@
+"""`python3 -m perfcore.measure run designs.json --out samples.json`: measure designs on a bare machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfcore.errors import PerfcoreError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 2 the request is wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "one":
+            return _one()
+        return _run(options)
+    except PerfcoreError as err:
+        print(f"{err.message} {err.hint or ''}".strip(), file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    from perfcore.measure.isolate import Settings, measure_isolated
+    from perfcore.measure.iteration import check_device
+    from perfcore.measure.record import environment, read_designs, write_samples
+
+    check_device(options.device)
+    settings = Settings(**{k: v for k, v in vars(options).items() if k in Settings.__slots__})
+    designs = read_designs(options.designs)
+    samples = []
+    for named in designs:
+        samples.append(measure_isolated(named, settings))
+        # After each design: what is finished survives an interruption.
+        write_samples(options.out, samples, environment=environment(options.device))
+        print(_line(samples[-1].name, samples[-1].status, samples[-1].detail), file=sys.stderr)  # noqa: T201
+    return 0
+
+
+def _one() -> int:
+    from perfcore.measure.isolate import measure_here
+
+    print(json.dumps(measure_here(json.load(sys.stdin))))  # noqa: T201
+    return 0
+
+
+def _line(name: str, status: str, detail: str) -> str:
+    return f"{name}: {status}" + (f" ({detail})" if detail else "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m perfcore.measure", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure every design of a file")
+    run.add_argument("designs", type=Path, help="JSON: {designs: [{name, design}]}")
+    run.add_argument("--out", type=Path, required=True, help="JSON file for the samples")
+    run.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<index>")
+    run.add_argument("--min-iterations", type=int, default=10)
+    run.add_argument("--max-seconds", type=float, default=10.0, help="for the iterations of one design")
+    run.add_argument("--time-limit-s", type=float, default=120.0, help="after which a design is given up")
+    run.add_argument("--max-batch", type=int, help="cap on the samples of an iteration")
+    run.add_argument("--max-rows", type=int, help="cap on the rows of a table")
+    run.add_argument("--threads", type=int, help="CPU threads")
+    run.add_argument("--seed", type=int, default=0)
+    commands.add_parser("one", help="serve one request from standard input (used by `run`)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

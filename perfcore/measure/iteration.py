@@ -1,0 +1,210 @@
+"""Iteration times of a real training loop, in the steady state, with no profiler running."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perfcore.design.design import Design
+from perfcore.design.training import Launches, Precision
+from perfcore.errors import UnsupportedError
+from perfcore.measure.model import Batch, Dlrm, build_model, make_batch, make_optimizers, numerics, train_step
+from perfcore.units import US_PER_MS, US_PER_S
+
+Step = Callable[[Batch], Tensor]
+
+WARM_UP_ITERATIONS = 3
+WARM_UP_SHARE = 0.25
+DISTINCT_BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSample:
+    """Measured iterations of one design.
+
+    Attributes:
+        iterations_us: spacing of consecutive iterations, warm-up dropped.
+        warm_up: iterations that were dropped.
+        peak_memory_bytes: largest device memory allocated (CUDA), or resident set of the process (CPU).
+        final_loss: the last iteration's training loss.
+        notes: where what ran differs from what the design says.
+    """
+
+    iterations_us: tuple[float, ...]
+    warm_up: int
+    peak_memory_bytes: int
+    final_loss: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def median_us(self) -> float:
+        """Median iteration time."""
+        return statistics.median(self.iterations_us)
+
+    @property
+    def spread_pct(self) -> float:
+        """Interquartile range as a share of the median."""
+        low, high = np.quantile(self.iterations_us, [0.25, 0.75])
+        return float(100 * (high - low) / self.median_us)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine's torch does not have.
+
+    Raises:
+        UnsupportedError: neither `cpu` nor `cuda[:index]`, or no such CUDA device.
+    """
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or device == "cpu:":
+        raise UnsupportedError(f"`device` must be cpu, cuda or cuda:<index>, but got {device!r}.")
+    count = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= count:
+        raise UnsupportedError(
+            f"The device {device!r} needs a CUDA GPU, but torch {torch.__version__} sees {count}.",
+            hint="Use --device cpu, or run on a machine with a GPU.",
+        )
+
+
+def measure_iteration(
+    design: Design, *, device: str = "cpu", min_iterations: int = 10, max_seconds: float = 10.0, seed: int = 0
+) -> IterationSample:
+    """Train the design for real and time its iterations.
+
+    Runs until `min_iterations` are measured and half of `max_seconds` is used, or `max_seconds` is over with
+    at least two iterations measured; a quarter of the time at most goes to warm-up.
+
+    Raises:
+        UnsupportedError: no such device, more than one rank, or a fusion that the device lacks.
+    """
+    check_device(device)
+    notes = _notes(design, device=device)
+    rng = np.random.default_rng(seed)
+    with numerics(design):
+        model = build_model(design, device=device, seed=seed)
+        batches = [make_batch(design, rng=rng, device=device) for _ in range(DISTINCT_BATCHES)]
+        step = _step(model, design, batches[0], device=device)
+        feed = cycle(batches)
+        clock = time.perf_counter()
+        warm_up = _warm_up(step, feed.__next__, device=device, seconds=max_seconds * WARM_UP_SHARE)
+        left = max_seconds - (time.perf_counter() - clock)
+        times, loss = _timed(
+            step, feed.__next__, device=device, min_iterations=min_iterations, max_seconds=left
+        )
+    return IterationSample(tuple(times), warm_up, _peak_memory_bytes(device), loss, notes)
+
+
+def _notes(design: Design, *, device: str) -> tuple[str, ...]:
+    if device.startswith("cuda"):
+        return ()
+    notes = []
+    if design.fusion.launches is Launches.CUDA_GRAPH:
+        notes.append("launched eagerly: a CPU has no CUDA graphs")
+    if design.training.precision is Precision.TF32:
+        notes.append("computed in fp32: a CPU has no TF32")
+    return tuple(notes)
+
+
+def _step(model: Dlrm, design: Design, first: Batch, *, device: str) -> Step:
+    optimizers = make_optimizers(model, design)
+    if design.fusion.launches is Launches.CUDA_GRAPH and device.startswith("cuda"):
+        return _captured(lambda batch: train_step(model, optimizers, batch), first, device=device)
+    return lambda batch: train_step(model, optimizers, batch)
+
+
+def _captured(step: Step, first: Batch, *, device: str) -> Step:
+    """The step replayed from one CUDA graph; a batch is copied into the graph's input before."""
+    static = first.to(device)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_ITERATIONS):
+            step(static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            loss = step(static)
+    except RuntimeError as err:
+        raise UnsupportedError(
+            f"This design's iteration cannot be captured in a CUDA graph: {str(err).splitlines()[0]}",
+            hint="Sparse gradients cannot be captured; use fusion.launches=eager.",
+        ) from err
+
+    def replay(batch: Batch) -> Tensor:
+        for target, source in zip(_tensors(static), _tensors(batch), strict=True):
+            target.copy_(source, non_blocking=batch.pinned)
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, ...]:
+    return (batch.dense, *batch.indices, *batch.offsets, batch.labels)
+
+
+def _warm_up(step: Step, feed: Callable[[], Batch], *, device: str, seconds: float) -> int:
+    end = time.perf_counter() + seconds
+    for done in range(1, WARM_UP_ITERATIONS + 1):
+        step(feed())
+        _synchronize(device)
+        if time.perf_counter() > end:
+            return done
+    return WARM_UP_ITERATIONS
+
+
+def _timed(
+    step: Step, feed: Callable[[], Batch], *, device: str, min_iterations: int, max_seconds: float
+) -> tuple[list[float], float]:
+    """Spacings between the ends of iterations (µs) and the last loss; the host is never made to wait."""
+    mark, spacings = _marker(device)
+    begin = time.perf_counter()
+    mark()
+    done = 0
+    while True:
+        loss = step(feed())
+        mark()
+        done += 1
+        spent = time.perf_counter() - begin
+        if (spent >= max_seconds and done >= 2) or (spent >= max_seconds / 2 and done >= min_iterations):
+            return spacings(), float(loss)
+
+
+def _marker(device: str) -> tuple[Callable[[], None], Callable[[], list[float]]]:
+    """How to mark an iteration's end, and how to read the spacings of all marks in µs."""
+    if device.startswith("cuda"):
+        events: list[torch.cuda.Event] = []
+
+        def record() -> None:
+            events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            events[-1].record()
+
+        def elapsed() -> list[float]:
+            torch.cuda.synchronize(device)
+            return [a.elapsed_time(b) * US_PER_MS for a, b in pairwise(events)]
+
+        return record, elapsed
+    clocks: list[float] = []
+    return (
+        lambda: clocks.append(time.perf_counter()),
+        lambda: [(b - a) * US_PER_S for a, b in pairwise(clocks)],
+    )
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _peak_memory_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
