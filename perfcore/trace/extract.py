@@ -82,7 +82,7 @@ class Account:
     @property
     def explained_us(self) -> float:
         """Sum of all kinds."""
-        return sum(getattr(self, f.name) for f in fields(self) if f.name != "step_us")
+        return float(sum(getattr(self, f.name) for f in fields(self) if f.name != "step_us"))
 
 
 def extract_overheads(trace: KinetoTrace, *, skip_steps: int = 0) -> dict[str, dict[Overhead, Samples]]:
