@@ -1,0 +1,206 @@
+"""The steady iteration, and what can be read off it: busy and idle time, the critical path, sensitivities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.graph.ops import Stream
+from perfcore.steps import CLOCK_OF, CLOCKS, HostKind, Opcode, Steps
+from perfcore.walk import deciding_clocks
+
+Array = NDArray[np.float64]
+
+
+class Reason(StrEnum):
+    """Why a step could not be earlier (the edge types of HTA's critical path analysis)."""
+
+    OPERATOR = "operator"
+    LAUNCH_DELAY = "launch delay"
+    KERNEL_KERNEL = "kernel-kernel"
+    WAIT = "wait"
+    COLLECTIVE = "collective"
+    BLOCKING = "blocking"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One step of the critical path.
+
+    Attributes:
+        op: index into `Steps.op_names`.
+        rank: of the clock that the step advances.
+        launch: launch index in program order, -1 for host time and waits.
+        kind: which overhead, for host time.
+        reason: what it waited for.
+    """
+
+    op: int
+    rank: int
+    launch: int
+    kind: HostKind
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The longest cycle: `edges` in order of time, over `iterations` iterations."""
+
+    edges: tuple[Edge, ...]
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """One steady iteration of n candidates on r ranks; times in µs.
+
+    Attributes:
+        steps: what ran.
+        iteration_time_us: `(n,)`: the spacing of iterations.
+        host_us: `(n, r, 6)`: host time by `HostKind`, waiting left out.
+        start_us: `(n, l, r)` by launch, NaN where it is absent; a collective starts when its rank arrives.
+        end_us: `(n, l, r)`.
+        start_state_us: `(n, 4r)`: the clocks at the iteration's start.
+        critical_clock: `(n,)`: a clock on the critical cycle, as `4 * rank + clock`.
+    """
+
+    steps: Steps
+    iteration_time_us: Array
+    host_us: Array
+    start_us: Array
+    end_us: Array
+    start_state_us: Array
+    critical_clock: NDArray[np.int64]
+
+    def host_time_us(self, kind: HostKind) -> Array:
+        """`(n, r)`: host time of one kind."""
+        return np.asarray(self.host_us[..., int(kind)])
+
+    def stream_busy_us(self, stream: Stream) -> Array:
+        """`(n, r)`: summed kernel time of a stream, a collective's wait for other ranks included."""
+        clocks = np.zeros(len(self.steps.launch_ops), dtype=np.int8)
+        launched = self.steps.table[self.steps.table["launch"] >= 0]
+        clocks[launched["launch"]] = launched["target"]
+        return np.asarray(np.nansum((self.end_us - self.start_us)[:, clocks == CLOCK_OF[stream]], axis=1))
+
+    def device_active_us(self) -> Array:
+        """`(n, r)`: time in which at least one kernel runs."""
+        return self._covered_us(np.ones(len(self.steps.launch_ops), dtype=bool))
+
+    def device_idle_us(self) -> Array:
+        """`(n, r)`: time in which no kernel runs."""
+        return self.iteration_time_us[:, None] - self.device_active_us()
+
+    def exposed_communication_us(self) -> Array:
+        """`(n, r)`: time in which only communication runs."""
+        return self.device_active_us() - self._covered_us(~self.steps.communicates)
+
+    def critical_path(self, candidate: int = 0) -> CriticalPath:
+        """The cycle of steps that sets the iteration time."""
+        steps, at = self.steps, int(self.critical_clock[candidate])
+        state = self.start_state_us[candidate]
+        sources = deciding_clocks(steps.table, steps.durations_us, steps.masks, candidate, state)
+        visited: dict[int, int] = {}
+        laps: list[list[Edge]] = []
+        while at not in visited:
+            visited[at] = len(laps)
+            at, lap = _lap_back(steps, sources, at)
+            laps.append(lap)
+        cycle = laps[visited[at] :]
+        return CriticalPath(tuple(edge for lap in reversed(cycle) for edge in lap), iterations=len(cycle))
+
+    def sensitivity(self, candidate: int = 0) -> Array:
+        """`(l, r)`: d iteration time / d duration of each launch: its share of the critical cycle.
+
+        A one-sided derivative where several cycles are critical: how much a longer kernel costs at least.
+        A collective counts on every rank that takes part.
+        """
+        path = self.critical_path(candidate)
+        out = np.zeros(self.start_us.shape[1:])
+        for edge in path.edges:
+            if edge.launch >= 0:
+                out[edge.launch, edge.rank] += 1.0 / path.iterations
+        return out
+
+    def _covered_us(self, chosen: NDArray[np.bool_]) -> Array:
+        start, end = self.start_us[:, chosen], self.end_us[:, chosen]
+        return _covered(np.ascontiguousarray(start), np.ascontiguousarray(end), self.iteration_time_us)
+
+
+@numba.njit(cache=True)
+def _covered(start: Array, end: Array, period: Array) -> Array:
+    """`(n, r)`: length of the union of `(n, l, r)` intervals that repeat with a period."""
+    n, _, ranks = start.shape
+    out = np.zeros((n, ranks))
+    for i in range(n):
+        for r in range(ranks):
+            out[i, r] = _union(start[i, :, r], end[i, :, r], period[i])
+    return out
+
+
+@numba.njit(cache=True)
+def _union(start: Array, end: Array, period: float) -> float:
+    pieces = np.empty((2 * len(start), 2))
+    count = 0
+    for i in range(len(start)):
+        if not end[i] > start[i]:
+            continue
+        if end[i] - start[i] >= period:
+            return period
+        begin = start[i] % period
+        over = begin + (end[i] - start[i]) - period
+        pieces[count, 0], pieces[count, 1] = begin, begin + (end[i] - start[i]) - max(over, 0.0)
+        count += 1
+        if over > 0:
+            pieces[count, 0], pieces[count, 1] = 0.0, over
+            count += 1
+    order = np.argsort(pieces[:count, 0])
+    covered, reached = 0.0, 0.0
+    for k in order:
+        begin = max(pieces[k, 0], reached)
+        if pieces[k, 1] > begin:
+            covered += pieces[k, 1] - begin
+            reached = pieces[k, 1]
+    return covered
+
+
+def _lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, list[Edge]]:
+    """From a clock at the iteration's end back to the clock at its start that decided it."""
+    edges: list[Edge] = []
+    targets = steps.table["target"].tolist()
+    by_rank = sources.T.tolist()
+    rank, target = divmod(clock, CLOCKS)
+    for i in range(len(targets) - 1, -1, -1):
+        source = by_rank[rank][i]
+        if targets[i] == target and source >= 0:
+            edge = _edge(steps, i, rank, source)
+            if edge:
+                edges.append(edge)
+            rank, target = divmod(source, CLOCKS)
+    return CLOCKS * rank + target, edges[::-1]
+
+
+def _edge(steps: Steps, index: int, rank: int, source: int) -> Edge | None:
+    """The edge of one step, `None` where a wait waited for nothing."""
+    step = steps.table[index]
+    opcode, own = int(step["opcode"]), CLOCKS * rank + int(step["target"])
+    reason = _reason(opcode, source, own, rank)
+    if step["launch"] < 0 and opcode != Opcode.HOST and source == own:
+        return None
+    return Edge(int(step["op"]), rank, int(step["launch"]), HostKind(int(step["kind"])), reason)
+
+
+def _reason(opcode: int, source: int, own: int, rank: int) -> Reason:
+    if opcode == Opcode.HOST:
+        return Reason.OPERATOR
+    if opcode == Opcode.BLOCK:
+        return Reason.BLOCKING
+    if opcode == Opcode.COLLECTIVE and source // CLOCKS != rank:
+        return Reason.COLLECTIVE
+    if source % CLOCKS == 0:
+        return Reason.LAUNCH_DELAY
+    return Reason.KERNEL_KERNEL if source == own else Reason.WAIT
