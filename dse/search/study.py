@@ -1,0 +1,322 @@
+"""The study driver: it owns the study and tells it in order; workers only price candidates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dse.errors import StudyError
+from dse.search.asking import Asker
+from dse.search.checkpoint import Checkpoint
+from dse.search.enumerate import CHUNK, enumerate_space, grid_size
+from dse.search.executor import InProcessExecutor
+from dse.search.found import Found
+from dse.search.protocol import (
+    Array,
+    Codes,
+    Evaluation,
+    EvaluatorFactory,
+    Executor,
+    Pool,
+    Space,
+)
+from dse.search.refine import Expand, Goal, Price, Refine, Refined, Sample
+from dse.search.sampler import DEFAULT_SAMPLER, check_sampler
+
+if TYPE_CHECKING:
+    from dse.search.storage import StudyStorage
+
+logger = logging.getLogger(__name__)
+
+SAMPLING, ASKING, REFINING, EXPANDING, POLISHING = range(5)
+
+
+class Method(StrEnum):
+    """How the front was found, hence what it promises."""
+
+    EXACT = "exact"
+    SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is priced around each trial; part of what makes a study what it is.
+
+    Attributes:
+        enumeration_limit: spaces of at most this size are enumerated exactly.
+        sample: candidates drawn over the whole space before the first trial.
+        batch: trials asked at once, and the population of the sampler.
+        refine_rounds: steps of the local search of each trial.
+        refine_pairs: random double moves in each step.
+        expand: front members whose neighbourhoods are priced after each batch.
+        expand_pairs: random double moves of each.
+        polish_rounds: how often the final front is expanded until it stands still.
+        chunk: trials or front members handed to a worker at once.
+        sample_chunk: candidates of the sample handed to a worker at once.
+    """
+
+    enumeration_limit: int = 2_000_000
+    sample: int = 2**18
+    batch: int = 50
+    refine_rounds: int = 24
+    refine_pairs: int = 64
+    expand: int = 64
+    expand_pairs: int = 192
+    polish_rounds: int = 12
+    chunk: int = 10
+    sample_chunk: int = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a study stands.
+
+    Attributes:
+        trials: asked and told; for an enumeration, chunks done.
+        trials_total: to be asked; for an enumeration, chunks in all.
+        found: everything found so far.
+    """
+
+    trials: int
+    trials_total: int
+    found: Found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudyResult:
+    """The front, its prices, and how it was found.
+
+    Attributes:
+        method: `exact` when every candidate was priced.
+        codes: `(k, a)` of the front, in the order of the objectives.
+        evaluation: of the front.
+        found: everything found, counts included.
+        trials: asked and told.
+        resumed_from: trials that were read from the storage.
+    """
+
+    method: Method
+    codes: Codes
+    evaluation: Evaluation
+    found: Found
+    trials: int
+    resumed_from: int = 0
+
+
+def run_study(
+    space: Space,
+    evaluator_factory: EvaluatorFactory,
+    *,
+    objectives: Sequence[str],
+    trials: int,
+    seed: int,
+    margins: Sequence[str] = (),
+    sampler: str = DEFAULT_SAMPLER,
+    executor: Executor | None = None,
+    storage: StudyStorage | None = None,
+    effort: Effort | None = None,
+    on_batch: Callable[[Progress], None] | None = None,
+) -> StudyResult:
+    """Search the space; the same arguments give the same result, whatever the executor and interruptions.
+
+    Args:
+        space: what is searched.
+        evaluator_factory: builds the evaluator, once in each worker; picklable.
+        objectives: names of the `m` objectives, all minimised.
+        trials: to be asked of the sampler; ignored when the space is enumerated.
+        seed: of everything random.
+        margins: names of the `c` constraints, in order.
+        sampler: one of `sampler_names()`.
+        executor: where candidates are priced; in this process by default.
+        storage: where trials are kept, and from where an interrupted study goes on; `None` keeps nothing.
+        effort: how much is priced around each trial.
+        on_batch: called after every batch, once it is stored.
+
+    Raises:
+        StudyError: the request cannot be served.
+        StorageError: the storage cannot be written; what it holds is intact.
+    """
+    effort = effort or Effort()
+    check_sampler(sampler, objectives=len(objectives))
+    if trials < 1:
+        raise StudyError(f"`trials >= 1` must hold, but got {trials}.")
+    report = on_batch or (lambda progress: None)
+    with (executor or InProcessExecutor()).start(space, evaluator_factory) as pool:
+        if space.size <= effort.enumeration_limit:
+            found = _enumerate(
+                space, pool, Found.nothing(axes=len(space.axes), objectives=len(objectives)), report
+            )
+            evaluation = _price(pool, found.codes)
+            if storage is not None:
+                asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
+                storage.append(asker.trials_of(found.codes, evaluation, origin="enumerated"), first=0)
+            return StudyResult(Method.EXACT, found.codes, evaluation, found, 0)
+        asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
+        return _Search(space, pool, asker, storage, effort, seed, trials, report).run()
+
+
+def _enumerate(space: Space, pool: Pool, found: Found, report: Callable[[Progress], None]) -> Found:
+    chunks = -(-grid_size(space) // CHUNK)
+    for done, part in enumerate(enumerate_space(space, pool), start=1):
+        found += part
+        report(Progress(done, chunks, found))
+    return found
+
+
+def _price(pool: Pool, codes: Codes) -> Evaluation:
+    return next(iter(pool.map([Price(codes)])))
+
+
+class _Search:
+    """Asks in batches, refines each, tells both, and keeps the front of everything priced."""
+
+    def __init__(
+        self,
+        space: Space,
+        pool: Pool,
+        asker: Asker,
+        storage: StudyStorage | None,
+        effort: Effort,
+        seed: int,
+        trials: int,
+        report: Callable[[Progress], None],
+    ) -> None:
+        self._space, self._pool, self._asker, self._storage = space, pool, asker, storage
+        self._effort, self._seed, self._trials, self._report = effort, seed, trials, report
+
+    def run(self) -> StudyResult:
+        state = self._resumed() or self._sampled()
+        resumed_from = state.asked
+        while state.asked < self._trials:
+            state = self._next_batch(state)
+        found = self._polished(state)
+        return StudyResult(
+            Method.SEARCH, found.codes, _price(self._pool, found.codes), found, state.asked, resumed_from
+        )
+
+    def _resumed(self) -> Checkpoint | None:
+        state = self._storage.checkpoint() if self._storage else None
+        if self._storage is None or state is None:
+            return None
+        trials = self._storage.trials()
+        if len(trials) < state.trials:
+            logger.warning(
+                "%d of %d trials are lost: the study is repeated from its start",
+                state.trials - len(trials),
+                state.trials,
+            )
+            return None
+        self._asker.restore(trials[: state.trials], state.study_attrs)
+        self._report(Progress(state.asked, self._trials, state.found))
+        return state
+
+    def _sampled(self) -> Checkpoint:
+        """Batch 0: a uniform sample of the whole space."""
+        found, effort = self._nothing(), self._effort
+        for chunk, part in enumerate(
+            self._pool.map(
+                Sample((self._seed, SAMPLING, chunk), min(effort.sample_chunk, effort.sample - start))
+                for chunk, start in enumerate(range(0, effort.sample, effort.sample_chunk))
+            )
+        ):
+            found += part
+            if chunk % 4 == 0:
+                self._report(Progress(0, self._trials, found))
+        return self._saved(Checkpoint(0, 0, 0, found, found.codes[:0]))
+
+    def _next_batch(self, state: Checkpoint) -> Checkpoint:
+        batch = state.batch + 1
+        count = min(self._effort.batch, self._trials - state.asked)
+        asked = self._asker.ask(count, batch=batch)
+        refined = self._refine(asked, state.found, batch)
+        prices = _price(self._pool, asked)
+        self._asker.tell(prices, refined)
+        if self._storage is not None:
+            self._storage.append(self._asker.trials_from(state.trials), first=state.trials)
+        found = sum((r.found for r in refined), start=state.found)
+        found, explored = self._expand(found, state.explored, (EXPANDING, batch), limit=self._effort.expand)
+        return self._saved(
+            Checkpoint(
+                batch, self._asker.count, state.asked + count, found, explored, self._asker.study_attrs()
+            )
+        )
+
+    def _refine(self, asked: Codes, found: Found, batch: int) -> list[Refined]:
+        rng = np.random.default_rng((self._seed, REFINING, batch))
+        weights = _weights(rng, len(asked), len(self._asker.objectives))
+        ideal, span = _frame(found)
+        effort = self._effort
+        tasks = [
+            Refine(
+                asked[start : start + effort.chunk],
+                Goal(weights[start : start + effort.chunk], ideal, span),
+                effort.refine_rounds,
+                effort.refine_pairs,
+                (self._seed, REFINING, batch, start),
+            )
+            for start in range(0, len(asked), effort.chunk)
+        ]
+        return list(self._pool.map(tasks))
+
+    def _expand(
+        self, found: Found, explored: Codes, stage: tuple[int, int], *, limit: int
+    ) -> tuple[Found, Codes]:
+        """Price the neighbourhoods of up to `limit` front members that have not been expanded yet."""
+        rng = np.random.default_rng((self._seed, *stage))
+        fresh = found.codes[~_contained(found.codes, explored)]
+        chosen = fresh[np.sort(rng.permutation(len(fresh))[:limit])]
+        effort = self._effort
+        tasks = [
+            Expand(chosen[start : start + effort.chunk], effort.expand_pairs, (self._seed, *stage, start))
+            for start in range(0, len(chosen), effort.chunk)
+        ]
+        found = sum(self._pool.map(tasks), start=found)
+        known = np.concatenate([explored, chosen])
+        return found, known[_contained(known, found.codes)]
+
+    def _polished(self, state: Checkpoint) -> Found:
+        """Expand the front until no member has a better neighbour, or the rounds are used up."""
+        found, explored = state.found, state.explored
+        for turn in range(self._effort.polish_rounds):
+            if _contained(found.codes, explored).all():
+                break
+            found, explored = self._expand(found, explored, (POLISHING, turn), limit=8 * self._effort.expand)
+            self._report(Progress(state.asked, self._trials, found))
+        return found
+
+    def _saved(self, state: Checkpoint) -> Checkpoint:
+        if self._storage is not None:
+            self._storage.save(state)
+        self._report(Progress(state.asked, self._trials, state.found))
+        return state
+
+    def _nothing(self) -> Found:
+        return Found.nothing(axes=len(self._space.axes), objectives=len(self._asker.objectives))
+
+
+def _weights(rng: np.random.Generator, count: int, objectives: int) -> Array:
+    """`(count, m)` weights over the whole simplex, its corners among them."""
+    weights = rng.dirichlet(np.ones(objectives), size=count)
+    corners = min(objectives, count)
+    weights[:corners] = np.eye(objectives)[:corners]
+    return weights
+
+
+def _frame(found: Found) -> tuple[Array, Array]:
+    """Ideal point of the front, and the distance from there to its worst, `(m,)` each."""
+    if not len(found.objectives):
+        return np.zeros(len(found.worst)), np.ones(len(found.worst))
+    ideal = found.objectives.min(axis=0)
+    span = found.objectives.max(axis=0) - ideal
+    return ideal, np.where(span > 0, span, np.maximum(np.abs(ideal), 1.0))
+
+
+def _contained(rows: Codes, among: Codes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """`(n,)`: the row occurs in `among`."""
+    known = {row.tobytes() for row in np.ascontiguousarray(among)}
+    return np.array([row.tobytes() in known for row in np.ascontiguousarray(rows)], dtype=bool)
