@@ -109,7 +109,9 @@ class SearchSpace:
 
     def _check(self, axis: Axis) -> None:
         if len(axis.values) < 2 or len(set(axis.values)) != len(axis.values):
-            raise SpaceError(f"Axis {axis.name!r} needs distinct values, two at least, but got {axis.values}.")
+            raise SpaceError(
+                f"Axis {axis.name!r} needs distinct values, two at least, but got {axis.values}."
+            )
         if axis.condition is not None:
             parent = self._index.get(axis.condition.axis)
             if parent is None or self.axes[parent].condition is not None:
@@ -121,7 +123,11 @@ class SearchSpace:
         first, second = (self.axes[self.position(name)] for name in exclusion.axes)
         for name, values, possible in (
             (first.name, first.values, [bool(codes) for codes in exclusion.allowed]),
-            (second.name, second.values, [any(c in a for a in exclusion.allowed) for c in range(len(second.values))]),
+            (
+                second.name,
+                second.values,
+                [any(c in a for a in exclusion.allowed) for c in range(len(second.values))],
+            ),
         ):
             for value, alive in zip(values, possible, strict=True):
                 if not alive:
@@ -185,7 +191,9 @@ class SearchSpace:
         parts: list[Codes] = []
         missing = n
         while missing > 0:
-            drawn = rng.integers(0, self.cardinalities, size=(max(64, 2 * missing), len(self.axes)), dtype=np.int64)
+            drawn = rng.integers(
+                0, self.cardinalities, size=(max(64, 2 * missing), len(self.axes)), dtype=np.int64
+            )
             codes = drawn.astype(np.int16)
             codes = codes[self.allowed(codes)][:missing]
             parts.append(codes)
@@ -238,14 +246,19 @@ class SearchSpace:
         columns = self._coupled_columns()
         sizes = [len(self.axes[i].values) for i in columns]
         if math.prod(sizes) > MAX_COUPLED:
-            raise SpaceError(f"Axes that others depend on have {math.prod(sizes)} combinations, {MAX_COUPLED} at most.")
+            raise SpaceError(
+                f"Axes that others depend on have {math.prod(sizes)} combinations, {MAX_COUPLED} at most."
+            )
         combinations = np.indices(sizes).reshape(len(columns), math.prod(sizes)).T.astype(np.int16)
         codes = np.zeros((len(combinations), len(self.axes)), dtype=np.int16)
         codes[:, columns] = combinations
         keep = self.allowed(codes) & (self.canonical(codes) == codes).all(axis=1)
         active = self.active(codes[keep])
         active[:, columns] = False
-        counts = [math.prod(c for c, on in zip(self.cardinalities.tolist(), row, strict=True) if on) for row in active]
+        counts = [
+            math.prod(c for c, on in zip(self.cardinalities.tolist(), row, strict=True) if on)
+            for row in active
+        ]
         return combinations[keep], counts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -19,7 +19,10 @@ def message_of(error: Mapping[str, Any], schema: type[BaseModel]) -> str:
     kind, value = error["type"], error.get("input")
     text = str(error["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return _unknown_key(str(error["loc"][-1]), known_keys(schema, error["loc"][:-1]))
+        key = str(error["loc"][-1])
+        return (
+            f"unknown key `{key}`; {nearest(key, known_keys(schema, error['loc'][:-1]), kind='known keys')}"
+        )
     if kind == "missing":
         return "this key is needed, but it is missing"
     if kind == "value_error":
@@ -45,10 +48,10 @@ def _models_in(annotations: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(get_args(annotation))
 
 
-def _unknown_key(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    rest = f"did you mean `{near[0]}`?" if near else "known keys: " + ", ".join(known)
-    return f"unknown key `{key}`; {rest}"
+def nearest(word: str, known: Sequence[str], *, kind: str = "known") -> str:
+    """`did you mean ...?`, or the list of what is known."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"{kind}: " + ", ".join(known)
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,177 @@
+"""Design files: `load_design` reads one, `dump_design` writes one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from dse.problems import Problems
+from dse.resolve import hardware_of, tables_of
+from dse.schema import DesignFile, DesignModel, DesignSharding, Policy
+from dse.table_csv import bundled_table_sets, bundled_tables
+from dse.yaml_loader import Document, load_yaml
+from perfcore.design import hardware
+from perfcore.design.design import Design
+from perfcore.design.hardware import Device, Node, System
+from perfcore.design.model import EmbeddingTable, Interaction, Loss, Model
+from perfcore.design.sharding import ShardingPlan, TableSharding
+from perfcore.design.training import Fusion, Optimizer, Precision, Training
+from perfcore.errors import HardwareError
+
+Place: TypeAlias = Callable[[Model, Training, System, str], ShardingPlan]
+
+
+def load_design(path: Path, *, overrides: Sequence[str] = (), place: Place) -> Design:
+    """The design that a file describes.
+
+    Args:
+        path: a design file.
+        overrides: `section.key=value` each. A new `system.device` brings its usual node, unless the node is set too.
+        place: what turns a sharding policy into a plan.
+
+    Raises:
+        ConfigError: the file or an override has mistakes: all of them, one a line.
+        PerfcoreError: `place` finds no plan.
+    """
+    document = load_yaml(path, DesignFile, overrides=_with_default_node(overrides))
+    return design_of_document(document, folder=path.parent, place=place)
+
+
+def design_of_document(document: Document[DesignFile], *, folder: Path, place: Place) -> Design:
+    """As `load_design`, from a checked document; relative paths start at `folder`."""
+    problems, entry = Problems(document), document.value
+    model = training = system = None
+    with problems.at("model"):
+        model = _model(entry.model, folder, problems)
+    with problems.at("training"):
+        training = _training(entry)
+    found = hardware_of(entry.system, folder, problems)
+    if found is not None:
+        with problems.at("system", "world_size"):
+            system = System(device=found[0], node=found[1], world_size=entry.system.world_size)
+    problems.check()
+    assert model is not None
+    assert training is not None
+    assert system is not None
+    if training.global_batch % system.world_size:
+        problems.add(
+            ("training", "global_batch"),
+            "`global_batch % world_size == 0` must hold, but got "
+            f"global_batch={training.global_batch}, world_size={system.world_size}",
+        )
+        problems.check()
+    plan = _plan(entry.sharding, model, training, system, place)
+    design = None
+    with problems.at("sharding"):
+        design = Design(model, training, Fusion(**dict(entry.fusion)), plan, system)
+    problems.check()
+    assert design is not None
+    return design
+
+
+def dump_design(design: Design) -> str:
+    """The design as a file's text; `load_design` gives the same design back."""
+    model = _plain(asdict(design.model))
+    model["tables"] = _tables_entry(design.model.tables)
+    document = {
+        "model": model,
+        "training": _plain(asdict(design.training)),
+        "fusion": _plain(asdict(design.fusion)),
+        "sharding": {"plan": [_plain(asdict(t)) for t in design.sharding.tables]},
+        "system": {
+            "node": _hardware_entry(design.system.node),
+            "device": _hardware_entry(design.system.device),
+            "world_size": design.system.world_size,
+        },
+    }
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of numbers, and the entries of a list, in one line each."""
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: Any = None) -> yaml.SequenceNode:
+        node = super().represent_sequence(tag, sequence, flow_style)
+        node.flow_style = all(isinstance(v, yaml.ScalarNode) for v in node.value)
+        for item in node.value:
+            if isinstance(item, yaml.MappingNode):
+                item.flow_style = True
+        return node
+
+
+def _with_default_node(overrides: Sequence[str]) -> list[str]:
+    keys = [o.partition("=")[0].strip() for o in overrides]
+    swaps = "system.device" in keys and not any(k.startswith("system.node") for k in keys)
+    return ["system.node=null", *overrides] if swaps else list(overrides)
+
+
+def _model(entry: DesignModel, folder: Path, problems: Problems) -> Model | None:
+    tables: tuple[EmbeddingTable, ...] = ()
+    with problems.at("model", "tables"):
+        tables = tables_of(entry.tables, folder)
+    if not tables:
+        return None
+    return Model(
+        num_dense_features=entry.num_dense_features,
+        tables=tables,
+        embedding_dim=entry.embedding_dim,
+        bottom_hidden=tuple(entry.bottom_hidden),
+        top_hidden=tuple(entry.top_hidden),
+        interaction=Interaction(entry.interaction),
+        cross_layers=entry.cross_layers,
+        cross_rank=entry.cross_rank,
+        loss=Loss(entry.loss),
+    )
+
+
+def _training(entry: DesignFile) -> Training:
+    t = entry.training
+    return Training(
+        global_batch=t.global_batch,
+        precision=t.precision,
+        optimizer=Optimizer(t.optimizer),
+        table_optimizer=t.table_optimizer,
+        table_precision=Precision(t.table_precision),
+        pinned_input=t.pinned_input,
+    )
+
+
+def _plan(
+    entry: DesignSharding, model: Model, training: Training, system: System, place: Place
+) -> ShardingPlan:
+    if entry.plan is not None:
+        return ShardingPlan(tuple(TableSharding(p.table, p.type, tuple(p.ranks)) for p in entry.plan))
+    if system.world_size == 1:
+        return ShardingPlan.on_one_rank(model)
+    return place(model, training, system, str(entry.policy or Policy.AUTO))
+
+
+def _tables_entry(tables: tuple[EmbeddingTable, ...]) -> str | list[dict[str, Any]]:
+    for name in bundled_table_sets():
+        if bundled_tables(name) == tables:
+            return name
+    return [{k: v for k, v in asdict(t).items() if v is not None} for t in tables]
+
+
+def _hardware_entry(value: Device | Node) -> str | dict[str, Any]:
+    read = hardware.device if isinstance(value, Device) else hardware.node
+    try:
+        if read(value.name) == value:
+            return value.name
+    except HardwareError:
+        pass
+    entry = {f.name: getattr(value, f.name) for f in fields(value)}
+    return {k: v for k, v in entry.items() if v != math.inf}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value.value if hasattr(value, "value") else value

@@ -1,0 +1,289 @@
+"""The grid of a space: each axis its own dimension, so that the bulk path folds each region over few axes.
+
+Axis letters: `n` candidates, `g` grid axes, `r` ranks, `t` tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.candidate import (
+    PLACEMENT_SETTINGS,
+    Place,
+    column,
+    even_plan,
+    fusion_of,
+    model_of,
+    plan_of,
+    reference_settings,
+    settings_at,
+    training_of,
+)
+from dse.errors import SpaceError
+from dse.space import Codes, SearchSpace, Value
+from perfcore.design.model import Interaction, Loss
+from perfcore.design.sharding import Shards, shards_of
+from perfcore.graph.dims import Dims, Structure
+
+Array = NDArray[np.float64]
+SWITCHES = (
+    "model.interaction",
+    "model.cross_layers",
+    "training.precision",
+    "training.optimizer",
+    "training.table_optimizer",
+    "training.table_precision",
+    "training.pinned_input",
+    "fusion.",
+)
+HIDDEN = ("model.bottom_hidden", "model.top_hidden")
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """One dimension of the grid: a setting, or a slot of an MLP whose value 0 is an absent layer."""
+
+    name: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A space's designs of one kind (on one rank, or on many) for the bulk path.
+
+    Attributes:
+        space: the space.
+        distributed: whether the designs have several ranks.
+        axes: the grid's `g` dimensions.
+        dims: arrays over the grid, `(c_1, ..., c_g, r)`; size 1 where they do not depend on an axis.
+        structures: what the switch axes amount to.
+    """
+
+    space: SearchSpace
+    distributed: bool
+    axes: tuple[GridAxis, ...]
+    dims: Dims
+    structures: tuple[Structure, ...]
+    _structure_at: NDArray[np.int64]
+
+    def locate(self, codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+        """Where candidates lie.
+
+        Args:
+            codes: `(n, a)` canonical codes of candidates of this kind (`covers`).
+
+        Returns:
+            `(n,)` index into `structures`, and `(n, g)` codes on the grid's axes.
+
+        Raises:
+            SpaceError: a candidate is of the other kind.
+        """
+        if not self.covers(codes).all():
+            kind = "several ranks" if self.distributed else "one rank"
+            raise SpaceError(f"This grid holds designs with {kind}, but a candidate has another world_size.")
+        index = self._structure_at[tuple(codes[:, i] for i in _switch_columns(self.space))]
+        grid = np.empty((len(codes), len(self.axes)), dtype=np.int16)
+        slots = {name: _slot_codes(self.space, codes, name) for name in HIDDEN}
+        for position, axis in enumerate(self.axes):
+            name, _, slot = axis.name.rpartition(".slot")
+            if name:
+                lowest = 0 if axis.values[0] == 0 else 1
+                grid[:, position] = slots[name][:, int(slot)] - lowest
+            else:
+                values = codes[:, self.space.position(axis.name)]
+                grid[:, position] = _shift(self.space, axis)[values]
+        return np.broadcast_to(index, len(codes)).astype(np.int64), grid
+
+    def covers(self, codes: Codes) -> NDArray[np.bool_]:
+        """`(n,)`: which candidates are of this kind."""
+        return np.asarray(
+            (column(self.space, codes, "system.world_size") > 1) == self.distributed, dtype=np.bool_
+        )
+
+
+def grid_of(space: SearchSpace, place: Place, *, distributed: bool) -> Grid | None:
+    """The grid of a space's designs on one rank, or on several; `None` if the space has none of that kind.
+
+    Args:
+        space: the space.
+        place: solves a placement; asked once for each combination of the axes on which placements depend.
+        distributed: several ranks.
+    """
+    worlds = [int(w) for w in _values(space, "system.world_size") if (int(w) > 1) == distributed]
+    if not worlds:
+        return None
+    axes = _grid_axes(space, worlds, distributed=distributed)
+    structures, structure_at = _structures(space, distributed=distributed)
+    return Grid(space, distributed, axes, _dims(space, axes, worlds, place), structures, structure_at)
+
+
+def _values(space: SearchSpace, name: str) -> tuple[Value, ...]:
+    return space.axes[space.position(name)].values if name in space else (space.fixed[name],)
+
+
+def _grid_axes(space: SearchSpace, worlds: Sequence[int], *, distributed: bool) -> tuple[GridAxis, ...]:
+    axes = [GridAxis("system.world_size", tuple(worlds))] if "system.world_size" in space else []
+    names = ["training.global_batch", "model.embedding_dim", "model.cross_rank"]
+    if distributed:
+        names += ["sharding.policy", "training.table_precision", "training.table_optimizer"]
+    axes += [GridAxis(n, _values(space, n)) for n in names if n in space]
+    for name in HIDDEN:
+        axes += [GridAxis(f"{name}.slot{s}", values) for s, values in enumerate(_slot_values(space, name))]
+    return tuple(a for a in axes if len(a.values) > 1 or a.name in space)
+
+
+def _shift(space: SearchSpace, axis: GridAxis) -> NDArray[np.int16]:
+    """Grid code of each code of the space's axis, of which the grid may hold a part."""
+    where = {v: i for i, v in enumerate(axis.values)}
+    return np.array([where.get(v, -1) for v in _values(space, axis.name)], dtype=np.int16)
+
+
+def _slot_values(space: SearchSpace, name: str) -> list[tuple[int, ...]]:
+    """Widths that each right-aligned slot may have, in order; 0 first where the layer may be absent."""
+    depths = [int(d) for d in _values(space, f"{name}.depth")]
+    deepest = max(depths)
+    widths = _all_widths(space, name)
+    return [((0,) if deepest - slot > min(depths) else ()) + widths for slot in range(deepest)]
+
+
+def _all_widths(space: SearchSpace, name: str) -> tuple[int, ...]:
+    deepest = max(int(d) for d in _values(space, f"{name}.depth"))
+    return tuple(sorted({int(w) for k in range(1, deepest + 1) for w in _values(space, f"{name}.{k}")}))
+
+
+def _slot_codes(space: SearchSpace, codes: Codes, name: str) -> NDArray[np.int16]:
+    """`(n, slots)`: 1 + position of the width in `_all_widths`, 0 where the slot has no layer."""
+    widths = np.array(_all_widths(space, name))
+    depth = column(space, codes, f"{name}.depth").astype(np.int64)
+    deepest = max((int(d) for d in _values(space, f"{name}.depth")), default=0)
+    by_layer = np.zeros((len(codes), deepest + 1), dtype=np.int16)  # column 0 stands for an absent layer
+    for layer in range(1, deepest + 1):
+        found = np.searchsorted(widths, np.array(_values(space, f"{name}.{layer}")))
+        i = (
+            codes[:, space.position(f"{name}.{layer}")]
+            if f"{name}.{layer}" in space
+            else np.zeros(len(codes), int)
+        )
+        by_layer[:, layer] = found[i] + 1
+    layer_of_slot = np.clip(depth[:, None] - deepest + 1 + np.arange(deepest), 0, None)
+    return np.take_along_axis(by_layer, layer_of_slot, axis=1)
+
+
+def _switch_columns(space: SearchSpace) -> list[int]:
+    return [i for i, a in enumerate(space.axes) if a.name.startswith(SWITCHES)]
+
+
+def _structures(space: SearchSpace, *, distributed: bool) -> tuple[tuple[Structure, ...], NDArray[np.int64]]:
+    """Distinct structures, and for each combination of the switch axes' codes which of them it is."""
+    columns = _switch_columns(space)
+    sizes = [len(space.axes[i].values) for i in columns]
+    index = np.zeros(sizes, dtype=np.int64)
+    known: dict[Structure, int] = {}
+    row = np.zeros(len(space.axes), dtype=np.int16)
+    if "system.world_size" in space:
+        # Any world of this kind: conditions on it ask only whether there are several ranks.
+        row[space.position("system.world_size")] = [
+            (int(w) > 1) == distributed for w in _values(space, "system.world_size")
+        ].index(True)
+    for combination in itertools.product(*map(range, sizes)):
+        row[columns] = combination
+        structure = _structure(settings_at(space, row), distributed=distributed)
+        index[combination] = known.setdefault(structure, len(known))
+    return tuple(known), index
+
+
+def _structure(settings: dict[str, Value], *, distributed: bool) -> Structure:
+    training = training_of(settings)
+    interaction = Interaction(str(settings["model.interaction"]))
+    return Structure(
+        interaction=interaction,
+        cross_layers=int(settings["model.cross_layers"]) if interaction is Interaction.DCN_V2 else 0,
+        loss=Loss(str(settings["model.loss"])),
+        precision=training.precision,
+        optimizer=training.optimizer,
+        table_optimizer=training.table_optimizer,
+        table_precision=training.table_precision,
+        pinned_input=training.pinned_input,
+        distributed=distributed,
+        fusion=fusion_of(settings),
+    )
+
+
+def _dims(space: SearchSpace, axes: Sequence[GridAxis], worlds: Sequence[int], place: Place) -> Dims:
+    names = [a.name for a in axes]
+
+    def along(name: str) -> Array:
+        """`(1, ..., c, ..., 1, 1)`: the setting's values on its own axis; rank last."""
+        if name not in names:
+            return np.full([1] * len(axes) + [1], float(space.fixed[name]))
+        i = names.index(name)
+        values = np.array(axes[i].values, dtype=np.float64)
+        return values.reshape([1] * i + [len(values)] + [1] * (len(axes) - i))
+
+    def slots(name: str) -> tuple[Array, ...]:
+        return tuple(
+            along(f"{name}.slot{s}")
+            if f"{name}.slot{s}" in names
+            else np.full([1] * len(axes) + [1], float(v[-1]))
+            for s, v in enumerate(_slot_values(space, name))
+        )
+
+    world_size = along("system.world_size")
+    return Dims(
+        global_batch=along("training.global_batch"),
+        world_size=world_size,
+        local_world_size=np.minimum(world_size, space.node.gpus),
+        num_dense_features=int(space.fixed["model.num_dense_features"]),
+        embedding_dim=along("model.embedding_dim"),
+        bottom_hidden=slots("model.bottom_hidden"),
+        top_hidden=slots("model.top_hidden"),
+        cross_rank=along("model.cross_rank"),
+        shards=_shards(space, axes, place, num_ranks=max(worlds)),
+    )
+
+
+def _shards(space: SearchSpace, axes: Sequence[GridAxis], place: Place, *, num_ranks: int) -> Shards:
+    """Shards over the grid, `(c_1, ..., c_g, r, t)`; an axis on which a field does not depend has size 1."""
+    varied = [a for a in axes if a.name in PLACEMENT_SETTINGS]
+    combinations = list(itertools.product(*(a.values for a in varied)))
+    names = [a.name for a in varied]
+    solved = [_shards_at(space, dict(zip(names, c, strict=True)), place, num_ranks) for c in combinations]
+    lead = [len(a.values) if a in varied else 1 for a in axes]
+    fields = Shards.__dataclass_fields__
+    return Shards(
+        **{
+            f: _collapse(np.stack([s[f] for s in solved]).reshape(*lead, num_ranks, len(space.tables)))
+            for f in fields
+        }
+    )
+
+
+def _shards_at(
+    space: SearchSpace, chosen: dict[str, Value], place: Place, num_ranks: int
+) -> dict[str, NDArray[Any]]:
+    """`(r, t)` by field for one combination of the settings on which a placement depends."""
+    settings = reference_settings(space) | chosen
+    world_size = int(settings["system.world_size"])
+    model = model_of(space, settings)
+    if int(settings["training.global_batch"]) % world_size:  # no design, but the grid has a place for it
+        plan = even_plan(model, policy=str(settings["sharding.policy"]), world_size=world_size)
+    else:
+        plan = plan_of(space, settings, place)
+    shards = shards_of(plan, model, world_size=world_size)
+    missing = num_ranks - world_size
+    return {f: np.pad(getattr(shards, f), ((0, missing), (0, 0))) for f in Shards.__dataclass_fields__}
+
+
+def _collapse(values: NDArray[Any]) -> NDArray[Any]:
+    """The array with size 1 on every leading axis along which it is constant; ranks and tables are kept."""
+    for axis in range(values.ndim - 2):
+        first = np.take(values, [0], axis=axis)
+        if (values == first).all():
+            values = first
+    return values

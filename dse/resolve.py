@@ -1,0 +1,88 @@
+"""Names in a file become values: table sets, nodes and devices, from the catalogue or a person's own files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dse.errors import ConfigError
+from dse.problems import Problems
+from dse.schema import DeviceSection, NodeSection, Section, SystemSection, TableEntry
+from dse.table_csv import bundled_tables, read_tables, table_of
+from dse.yaml_loader import load_yaml
+from perfcore.design import hardware
+from perfcore.design.hardware import Device, Node
+from perfcore.design.model import EmbeddingTable
+from perfcore.errors import DesignError
+
+S = TypeVar("S", bound=Section)
+FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+
+def tables_of(entry: str | Sequence[TableEntry], folder: Path) -> tuple[EmbeddingTable, ...]:
+    """Embedding tables from a set's name, a CSV file's path (relative to `folder`) or a list.
+
+    Raises:
+        ConfigError: no such set, or mistakes in the file or the list.
+    """
+    if isinstance(entry, str):
+        return read_tables(folder / entry) if entry.endswith(".csv") else bundled_tables(entry)
+    names = [t.name for t in entry]
+    repeated = [n for i, n in enumerate(names) if n in names[:i]]
+    if repeated:
+        raise DesignError(f"Table names must be unique, but {repeated[0]!r} occurs more than once.")
+    return tuple(table_of(t) for t in entry)
+
+
+def hardware_of(section: SystemSection, folder: Path, problems: Problems) -> tuple[Device, Node] | None:
+    """Device and node of a `system` section; what cannot be found is noted and gives `None`.
+
+    A device without a node takes the catalogue's usual node of it, a node without a device its own.
+    """
+    node: Node | None = None
+    device: Device | None = None
+    with problems.at("system", "node"):
+        if section.node is not None:
+            node = _node(section.node, folder)
+    with problems.at("system", "device"):
+        if section.device is not None:
+            device = _device(section.device, folder)
+    if node is None and section.node is None and device is not None:
+        with problems.at("system", "device"):
+            node = hardware.default_node(device.name)
+    if device is None and section.device is None and node is not None:
+        with problems.at("system", "node"):
+            device = hardware.device(node.device)
+    return None if device is None or node is None else (device, node)
+
+
+def _node(entry: str | NodeSection, folder: Path) -> Node:
+    if isinstance(entry, str):
+        if not entry.endswith(FILE_ENDINGS):
+            return hardware.node(entry)
+        entry = _file(folder / entry, NodeSection)
+    values = _values(entry)
+    if values["input_samples_per_s"] is None:
+        values["input_samples_per_s"] = math.inf
+    return Node(**values)
+
+
+def _device(entry: str | DeviceSection, folder: Path) -> Device:
+    if isinstance(entry, str):
+        if not entry.endswith(FILE_ENDINGS):
+            return hardware.device(entry)
+        entry = _file(folder / entry, DeviceSection)
+    return Device(**_values(entry))
+
+
+def _file(path: Path, schema: type[S]) -> S:
+    try:
+        return load_yaml(path, schema).value
+    except ConfigError as err:
+        raise ConfigError(err.message, hint="One's own hardware file has the catalogue's keys.") from None
+
+
+def _values(section: Section) -> dict[str, Any]:
+    return section.model_dump(exclude={"sources"})
