@@ -131,14 +131,18 @@ def memory_terms(dims: Dims, structure: Structure) -> dict[str, Term]:
     all widths is a `Total` (`dense`, `activations`).
     """
     per_parameter = sum(_bytes_per_parameter(structure).values())
-    by_rank = _rank_bytes(dims, structure)
     rest = _shared_bytes(dims, structure)
     return {
-        "embedding": np.asarray(sum(by_rank.values()), dtype=np.float64),
+        "embedding": embedding_bytes(dims, structure),
         "dense": _scaled(dense_parameters(dims, structure), per_parameter),
         "activations": _activation_bytes(dims, structure),
         "rest": np.asarray(sum(rest.values()), dtype=np.float64),
     }
+
+
+def embedding_bytes(dims: Dims, structure: Structure) -> Array:
+    """`(..., r)` bytes that a rank's shards need: weights, optimizer state, gradients, exchange buffers."""
+    return np.asarray(sum(_rank_bytes(dims, structure).values()), dtype=np.float64)
 
 
 def memory_of(design: Design) -> MemoryBreakdown:

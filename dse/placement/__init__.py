@@ -1,0 +1,1 @@
+"""The inner solver: where each embedding table lives."""
