@@ -41,6 +41,7 @@ class Policy(StrEnum):
     ROW_WISE = "row_wise"
     TABLE_ROW_WISE = "table_row_wise"
     DATA_PARALLEL = "data_parallel"
+    DATA_PARALLEL_SMALL = "data_parallel_small"
 
 
 def whole(value: Any) -> Any:
