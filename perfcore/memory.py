@@ -203,8 +203,7 @@ def _activation_bytes(dims: Dims, structure: Structure) -> Total:
     """What autograd saves of the dense part: a term per layer output, and those of the interaction."""
     batch, each = dims.local_batch, _element_bytes(structure.precision)
     widths = (*dims.bottom_hidden, dims.embedding_dim, *dims.top_hidden)
-    # The sigmoid's output and, for the loss, its fp32 copy.
-    outputs = [batch * w * each for w in widths] + [batch * (each + framework_reserve().state_bytes)]
+    outputs = [batch * w * each for w in widths] + [batch * framework_reserve().state_bytes]  # a probability
     return Total((*outputs, *_interaction_bytes(dims, structure)))
 
 
@@ -243,6 +242,8 @@ def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
         "weights": weights * each,
         "optimizer_state": states * reserve.state_bytes,
         "gradients": sparse * kept,
+        # `EmbeddingBag` saves which bag each lookup belongs to, and two values a bag.
+        "activations": (lookups + 2 * np.where(shards.present, batch, 0.0)) * reserve.index_bytes * kept,
     }
     if structure.distributed:
         reduced = np.where(
@@ -259,7 +260,7 @@ def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     """`(..., 1)` bytes by kind that are equal on all ranks and depend on no hidden width."""
     reserve, batch = framework_reserve(), dims.local_batch
     bags = (_table_pooling(dims) + 1).sum(axis=-1) * reserve.index_bytes  # indices and offsets
-    outputs = _table_dims(dims).sum(axis=-1) * _element_bytes(structure.table_precision)
+    outputs = _table_dims(dims).sum(axis=-1) * reserve.state_bytes  # fp32, whatever the tables store
     dense = (dims.num_dense_features + 1) * reserve.state_bytes  # features and label
     framework = reserve.context_bytes + reserve.cublas_workspace_bytes
     peers = (reserve.nccl_bytes + reserve.nccl_bytes_per_local_peer * (dims.local_world_size - 1)) * (
