@@ -1,0 +1,85 @@
+"""Which rows of a table a batch touches: distinct rows and cache hits under Zipf accesses.
+
+Row `i` of `E` is looked up with probability `p_i ∝ i^-skew` (uniform at 0). In `x` independent lookups the
+expected number of distinct rows is `D(x) = Σ 1 - exp(-p_i x)`. A least-recently-used cache of `C` rows behaves as
+if it kept each row for a characteristic time `T` with `D(T) = C` (Che, Tung and Wang 2002): a lookup misses when its
+row was not seen in the last `T` lookups. Starting empty, `x` lookups miss `D(min(x, T)) + (x - T)⁺ · D'(T)` times.
+
+The sum over ranks is exact for the first ranks and a Gauss-Legendre integral over the logarithm of the rank beyond.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_EXACT_RANKS = 16
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+_BISECTIONS = 36
+
+
+def distinct_rows(lookups: Array, rows: Array, skew: Array) -> Array:
+    """Expected number of distinct rows among independent lookups.
+
+    Args:
+        lookups: any shape that broadcasts with the others.
+        rows: rows of the table; 0 gives 0.
+        skew: Zipf exponent.
+
+    Returns:
+        Expected distinct rows, at most `min(lookups, rows)`.
+    """
+    x, e, s = (np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew))
+    share, count = _ranks(e, s)
+    return np.minimum(_distinct(x, share, count), np.minimum(x, e))
+
+
+def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Array:
+    """Share of lookups that find their row in an initially empty cache of `cached_rows` rows.
+
+    Shapes broadcast; without lookups or rows the rate is 0.
+    """
+    x, e, s, c = (
+        np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew, cached_rows)
+    )
+    share, count = _ranks(e, s)
+    horizon = np.array(x)
+    evicts = _distinct(x, share, count) > c
+    horizon[evicts] = _characteristic(x[evicts], c[evicts], share[evicts], count[evicts])
+    horizon = np.maximum(horizon, 1.0)
+    inside = np.minimum(x, horizon)
+    rate_after = (count * share * np.exp(-share * horizon[..., None])).sum(axis=-1)
+    misses = _distinct(inside, share, count) + np.maximum(x - horizon, 0.0) * rate_after
+    rate = np.clip(1.0 - misses / np.maximum(x, 1e-300), 0.0, 1.0)
+    return np.where((x > 0) & (e > 0), rate, 0.0)
+
+
+def _ranks(rows: Array, skew: Array) -> tuple[Array, Array]:
+    """Probability of a row and number of such rows, `(..., nodes)` each."""
+    e = np.maximum(rows, 1.0)[..., None]
+    head = np.arange(1, _EXACT_RANKS + 1, dtype=np.float64)
+    head_count = np.clip(e - head + 1.0, 0.0, 1.0)
+    low = np.log(_EXACT_RANKS + 0.5)
+    half = np.maximum(np.log(e + 0.5) - low, 0.0) / 2.0
+    tail = np.exp(low + half * (1.0 + _NODES))
+    tail_count = half * _WEIGHTS * tail
+    rank = np.concatenate([np.broadcast_to(head, (*rows.shape, len(head))), tail], axis=-1)
+    count = np.concatenate([head_count, tail_count], axis=-1)
+    weight = rank ** -skew[..., None]
+    return weight / (count * weight).sum(axis=-1, keepdims=True), count * (rows > 0)[..., None]
+
+
+def _distinct(x: Array, share: Array, count: Array) -> Array:
+    return np.asarray((count * -np.expm1(-share * x[..., None])).sum(axis=-1), dtype=np.float64)
+
+
+def _characteristic(x: Array, cached: Array, share: Array, count: Array) -> Array:
+    """`(...)`: lookups after which `cached` distinct rows have passed, by bisection on the logarithm."""
+    low, high = np.zeros_like(x), np.log(np.maximum(x, 1.0))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        below = _distinct(np.exp(middle), share, count) < cached
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.exp((low + high) / 2.0)

@@ -1,0 +1,166 @@
+"""Collectives: measured tables over size inside a machine, links between machines.
+
+Inside: monotone interpolation (Fritsch and Carlson 1980) of log time over log bytes; above the largest measured size the
+last bus bandwidth holds, below the smallest the time stands still. Other world sizes scale the nearest measured one by
+the bytes each rank must move; a node without a table is `latency + bytes moved / link bandwidth`.
+Between machines a collective is hierarchical: a stage inside, and a stage on each GPU's own network link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.cost.model import Calibration
+from perfcore.cost.stacking import stack
+from perfcore.design.hardware import Node
+from perfcore.errors import ProfileError
+from perfcore.graph.kernels import Collective, CollectiveKind
+from perfcore.units import US_PER_S
+
+Array = NDArray[np.float64]
+
+
+class SizeCurve:
+    """Time of one collective over its size, from measured points."""
+
+    def __init__(self, bytes_: Sequence[float], us: Sequence[float], *, bytes_factor: float) -> None:
+        """Points in increasing size; `bytes_factor` is the share of the size that each rank moves."""
+        x = np.log(np.asarray(bytes_, dtype=np.float64))
+        y = np.log(np.maximum.accumulate(np.asarray(us, dtype=np.float64)))
+        if len(x) < 2 or len(x) != len(y) or bool(np.any(np.diff(x) <= 0)):
+            raise ProfileError(
+                f"A collective needs two or more sizes, increasing, one time each, but got {list(bytes_)}."
+            )
+        if not bool(np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
+            raise ProfileError("Sizes and times of a collective must be positive and finite.")
+        self._x, self._y, self._slopes = x, y, _monotone_slopes(x, y)
+        self.range_bytes = (float(bytes_[0]), float(bytes_[-1]))
+        self._s_per_byte = float(np.exp(y[-1] - x[-1])) / US_PER_S
+        self.bus_bytes_per_s = bytes_factor / self._s_per_byte
+
+    def covers(self, bytes_: Array) -> bool:
+        """Whether all sizes lie inside the measured range."""
+        return bool(np.all((bytes_ >= self.range_bytes[0]) & (bytes_ <= self.range_bytes[1])))
+
+    def us(self, bytes_: Array) -> Array:
+        """`(s,)` times of `(s,)` positive sizes."""
+        x = np.log(bytes_)
+        inside = np.clip(x, self._x[0], self._x[-1])
+        at = np.clip(np.searchsorted(self._x, inside, side="right") - 1, 0, len(self._x) - 2)
+        width = self._x[at + 1] - self._x[at]
+        t = (inside - self._x[at]) / width
+        rise = (1 + 2 * t) * (1 - t) ** 2 * self._y[at] + t * t * (3 - 2 * t) * self._y[at + 1]
+        bend = width * t * (1 - t) * ((1 - t) * self._slopes[at] - t * self._slopes[at + 1])
+        beyond = np.maximum(bytes_ - self.range_bytes[1], 0.0) * self._s_per_byte * US_PER_S
+        return np.asarray(np.exp(rise + bend) + beyond, dtype=np.float64)
+
+
+Curves = Mapping[tuple[CollectiveKind, int], SizeCurve]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveModel:
+    """Prices collectives on machines of one kind.
+
+    Attributes:
+        curves: by kind and number of GPUs inside one machine.
+        node: links; `None` when only measured world sizes can be priced.
+        own: the curves were measured on this device, not carried over.
+    """
+
+    curves: Curves
+    node: Node | None
+    own: bool = True
+
+    def predict_us(self, kernels: Sequence[Collective]) -> list[Array]:
+        """One array per kernel, of the broadcast shape of its dims; 0 for one rank or no bytes."""
+        if not kernels:
+            return []
+        stacked = stack(kernels)
+        kinds = stacked.repeat([str(k.kind) for k in kernels])
+        us = np.zeros(len(kinds))
+        worlds = np.stack([stacked["world_size"], stacked["local_world_size"]], axis=1)
+        busy = (stacked["bytes"] > 0) & (worlds[:, 0] > 1)
+        for kind in {k.kind for k in kernels}:
+            of_kind = busy & (kinds == str(kind))
+            for world, local in np.unique(worlds[of_kind], axis=0):
+                at = of_kind & (worlds[:, 0] == world) & (worlds[:, 1] == local)
+                us[at] = self._us(kind, stacked["bytes"][at], world=int(world), local=int(local))
+        return stacked.split(us)
+
+    def calibration(self, kernel: Collective) -> Calibration:
+        """`MEASURED` for a measured world size and size range of this device's own machine."""
+        if not self.curves:
+            return Calibration.ANALYTIC
+        values = stack([kernel])
+        sizes, worlds = values["bytes"], values["world_size"]
+        busy = (sizes > 0) & (worlds > 1)
+        covered = self.own and not np.any(busy & (worlds > values["local_world_size"]))
+        for world in np.unique(worlds[busy]):
+            curve = self.curves.get((kernel.kind, int(world)))
+            covered = covered and curve is not None and curve.covers(sizes[busy & (worlds == world)])
+        return Calibration.MEASURED if covered else Calibration.EXTRAPOLATED
+
+    def _us(self, kind: CollectiveKind, bytes_: Array, *, world: int, local: int) -> Array:
+        local = max(1, min(local, world))
+        if world <= local:
+            return self._inside_us(kind, bytes_, world)
+        nodes = -(-world // local)
+        node = self._links(f"{world} ranks on {nodes} machines")
+        match kind:
+            case CollectiveKind.ALL_TO_ALL:
+                near = self._inside_us(kind, bytes_ / nodes, local)
+                far = bytes_ * (nodes - 1) / nodes
+                rounds = 1.0
+            case CollectiveKind.ALL_REDUCE:
+                near = self._inside_us(kind, bytes_, local)
+                far = 2.0 * bytes_ / local * (nodes - 1) / nodes
+                rounds = 2.0
+            case _:
+                near = self._inside_us(kind, bytes_, local)
+                far = bytes_ / local * (nodes - 1) / nodes
+                rounds = 1.0
+        steps = rounds * np.ceil(np.log2(nodes))
+        far_us = steps * node.inter_latency_us + far / node.inter_bytes_per_s * US_PER_S
+        return np.asarray(near + far_us, dtype=np.float64)
+
+    def _inside_us(self, kind: CollectiveKind, bytes_: Array, world: int) -> Array:
+        if world <= 1:
+            return np.zeros_like(bytes_)
+        measured = [n for k, n in self.curves if k is kind]
+        if not measured:
+            node = self._links(f"{kind.value} of {world} ranks")
+            return (
+                node.intra_latency_us + bytes_factor(kind, world) * bytes_ / node.intra_bytes_per_s * US_PER_S
+            )
+        nearest = min(measured, key=lambda n: (abs(np.log(n / world)), n))
+        scale = bytes_factor(kind, world) / bytes_factor(kind, nearest)
+        return self.curves[kind, nearest].us(bytes_ * scale)
+
+    def _links(self, what: str) -> Node:
+        if self.node is None:
+            raise ProfileError(
+                f"A node description is needed to price {what}, but none was given.",
+                hint="Pass node= when loading the profile.",
+            )
+        return self.node
+
+
+def bytes_factor(kind: CollectiveKind, world_size: int) -> float:
+    """Share of the size that each rank must send: nccl-tests' bus factor."""
+    rounds = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
+    return rounds * (world_size - 1) / world_size
+
+
+def _monotone_slopes(x: Array, y: Array) -> Array:
+    """Slopes at the knots that keep a cubic Hermite interpolant monotone (harmonic means)."""
+    width, secant = np.diff(x), np.diff(y) / np.diff(x)
+    left, right = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
+    rising = (secant[:-1] > 0) & (secant[1:] > 0)
+    safe = [np.where(rising, s, 1.0) for s in (secant[:-1], secant[1:])]
+    inner = np.where(rising, (left + right) / (left / safe[0] + right / safe[1]), 0.0)
+    return np.concatenate([secant[:1], inner, secant[-1:]])

@@ -1,0 +1,163 @@
+"""Matrix products: the tiled roofline over an efficiency, plus start-up, times a learned correction.
+
+`time = (roofline / efficiency + floor) × exp(residual(clamped shape))`. The residual sees shapes clamped to the
+range on which it was fitted, the roofline sees the shape itself: outside the range the correction
+stands still at its edge and the roofline carries the trend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.cost.model import Calibration
+from perfcore.cost.roofline import GemmRoofline, GemmShapes, gemm_roofline, peak_flops_per_s
+from perfcore.cost.stacking import stack
+from perfcore.design.hardware import Device
+from perfcore.graph.kernels import DType, Gemm, GemmLayout
+
+Array = NDArray[np.float64]
+Correction = Callable[[NDArray[np.float32]], Array]
+_TAIL_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class GemmParams:
+    """Constants of one device and format.
+
+    Attributes:
+        efficiency: share of the roofline that large products reach, in (0, 1].
+        floor_us: start-up of the smallest product.
+        low: smallest fitted `(batch, m, n, k)`.
+        high: largest fitted `(batch, m, n, k)`.
+        basis: measured on this device, or carried over.
+        clock_share: sustained (or locked) clock over the data sheet's boost clock.
+    """
+
+    efficiency: float
+    floor_us: float
+    low: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    high: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    basis: Calibration = Calibration.ANALYTIC
+    clock_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GemmModel:
+    """Prices `Gemm` kernels of every format on one device."""
+
+    device: Device
+    params: Mapping[DType, GemmParams]
+    corrections: Mapping[DType, Correction]
+
+    def predict_us(self, kernels: Sequence[Gemm]) -> list[Array]:
+        """One array per kernel, of the broadcast shape of its dims."""
+        if not kernels:
+            return []
+        stacked = stack(kernels)
+        codes = stacked.repeat([str(k.dtype) for k in kernels])
+        us = np.zeros(len(codes))
+        shapes = GemmShapes(*(stacked[d] for d in ("batch", "m", "n", "k")))
+        for dtype in {k.dtype for k in kernels}:
+            at = np.flatnonzero((codes == str(dtype)) & (shapes.flops > 0))
+            us[at] = self.price_us(_take(shapes, at), dtype)
+        return stacked.split(us)
+
+    def price_us(self, shapes: GemmShapes, dtype: DType) -> Array:
+        """`(s,)` durations of products whose dims are all positive."""
+        params = self.params[dtype]
+        device = at_clock_share(self.device, params.clock_share)
+        us = analytic_us(gemm_roofline(shapes, device, dtype), params)
+        correction = self.corrections.get(dtype)
+        if correction is None or not us.size:
+            return us
+        inside = clamp(shapes, params)
+        return us * np.exp(correction(features(inside, device, dtype, params)))
+
+    def calibration(self, kernel: Gemm) -> Calibration:
+        """`MEASURED` inside the fitted range of a measured device, forward layout only."""
+        params = self.params[kernel.dtype]
+        if params.basis is not Calibration.MEASURED:
+            return params.basis
+        values = stack([kernel])
+        ranges = zip(("batch", "m", "n", "k"), params.low, params.high, strict=True)
+        inside = all(bool(np.all((values[d] >= lo) & (values[d] <= hi))) for d, lo, hi in ranges)
+        forward = kernel.layout is GemmLayout.FORWARD
+        return Calibration.MEASURED if inside and forward else Calibration.EXTRAPOLATED
+
+
+def at_clock_share(device: Device, share: float) -> Device:
+    """The device at a share of its clock: multiprocessors slow down, memory does not."""
+    if share == 1.0:
+        return device
+    return replace(
+        device,
+        clock_hz=device.clock_hz * share,
+        fp32_flops_per_s=device.fp32_flops_per_s * share,
+        tf32_flops_per_s=device.tf32_flops_per_s * share,
+        bf16_flops_per_s=device.bf16_flops_per_s * share,
+    )
+
+
+def analytic_us(roofline: GemmRoofline, params: GemmParams) -> Array:
+    """`(s,)`: the roofline at the efficiency of large products, plus start-up."""
+    return roofline.us / params.efficiency + params.floor_us
+
+
+def clamp(shapes: GemmShapes, params: GemmParams) -> GemmShapes:
+    """The nearest shapes inside the fitted range."""
+    values = (shapes.batch, shapes.m, shapes.n, shapes.k)
+    return GemmShapes(
+        *(np.clip(v, lo, hi) for v, lo, hi in zip(values, params.low, params.high, strict=True))
+    )
+
+
+def features(shapes: GemmShapes, device: Device, dtype: DType, params: GemmParams) -> NDArray[np.float32]:
+    """`(s, f)`: shape, roofline and device numbers that the correction may look at."""
+    line = gemm_roofline(shapes, device, dtype)
+    bytes_ = shapes.hbm_bytes(dtype.bytes)
+    columns = [
+        np.log2(shapes.batch),
+        np.log2(shapes.m),
+        np.log2(shapes.n),
+        np.log2(shapes.k),
+        np.log2(shapes.flops),
+        np.log2(bytes_ / device.l2_bytes),
+        np.log2(dtype.bytes * shapes.k * shapes.n / device.l2_bytes),
+        np.log2(analytic_us(line, params)),
+        np.log2(line.tiled_us / line.hbm_us),
+        np.log2(line.waves),
+        line.choice.astype(np.float64),
+        *_tails(shapes, device),
+        *(np.full(len(shapes.m), v) for v in _device_numbers(device, dtype)),
+    ]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _tails(shapes: GemmShapes, device: Device) -> list[Array]:
+    """Share of the last wave that is used, and waves, for common tiles."""
+    columns = []
+    for rows, cols in _TAIL_TILES:
+        blocks = shapes.batch * np.ceil(shapes.m / rows) * np.ceil(shapes.n / cols)
+        waves = blocks / device.sm_count
+        columns += [waves / np.ceil(waves), np.minimum(waves, 64.0)]
+    return columns
+
+
+def _device_numbers(device: Device, dtype: DType) -> tuple[float, ...]:
+    peak = peak_flops_per_s(device, dtype)
+    return (
+        np.log2(device.sm_count),
+        np.log2(device.clock_hz),
+        np.log2(peak / device.sm_count / device.clock_hz),
+        np.log2(peak / device.hbm_bytes_per_s),
+        np.log2(peak / device.l2_bytes_per_s),
+        np.log2(device.l2_bytes),
+    )
+
+
+def _take(shapes: GemmShapes, at: NDArray[np.intp]) -> GemmShapes:
+    return GemmShapes(shapes.batch[at], shapes.m[at], shapes.n[at], shapes.k[at])

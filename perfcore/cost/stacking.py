@@ -1,0 +1,111 @@
+"""Many kernels as flat columns: one numpy call prices all kernels of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.cost.model import Calibration
+from perfcore.errors import DesignError
+from perfcore.graph.kernels import Kernel, dims, resolve
+
+Array = NDArray[np.float64]
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Dims of kernels of one kind, flattened and laid end to end.
+
+    Attributes:
+        columns: dim name to `(s,)` values of all kernels.
+        shapes: each kernel's broadcast shape.
+    """
+
+    columns: dict[str, Array]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __getitem__(self, name: str) -> Array:
+        """`(s,)`: one dim of all kernels."""
+        return self.columns[name]
+
+    def repeat(self, values: Sequence[Any]) -> NDArray[Any]:
+        """`(s,)`: one value a kernel, repeated for each of its elements."""
+        if len(set(values)) == 1:
+            return np.full(sum(map(_size, self.shapes)), values[0])
+        return np.repeat(np.asarray(values), [_size(s) for s in self.shapes])
+
+    def split(self, values: Array, *, sum_tables: bool = False) -> list[Array]:
+        """One array per kernel, of its shape; with `sum_tables` without its last axis, summed."""
+        out, at = [], 0
+        for shape in self.shapes:
+            part = values[at : at + _size(shape)].reshape(shape)
+            out.append(part.sum(axis=-1) if sum_tables and shape else part)
+            at += _size(shape)
+        return out
+
+
+def stack(kernels: Sequence[Any]) -> Stacked:
+    """The dims of kernels of one kind as columns.
+
+    Raises:
+        DesignError: a dim is negative, not finite, or its shape does not broadcast.
+    """
+    parts = [_broadcast(k) for k in kernels]
+    names = list(parts[0][0]) if parts else []
+    columns = {n: np.concatenate([p[n].ravel() for p, _ in parts]) for n in names}
+    for name, values in columns.items():
+        if not bool(np.all(np.isfinite(values) & (values >= 0))):
+            bad = values[~(np.isfinite(values) & (values >= 0))][0]
+            kind = type(kernels[0]).__name__
+            raise DesignError(f"`{name} >= 0` must hold for a {kind} and be finite, but got {name}={bad}.")
+    return Stacked(columns, tuple(shape for _, shape in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaModel(Generic[K]):
+    """A kernel model made of one formula.
+
+    Attributes:
+        price_us: kernels and their stacked dims `(s,)` to durations `(s,)`.
+        basis: on what the formula's constants rest.
+        sum_tables: the last axis of the dims is tables, summed inside a kernel.
+    """
+
+    price_us: Callable[[Sequence[K], Stacked], Array]
+    basis: Calibration = Calibration.ANALYTIC
+    sum_tables: bool = False
+
+    def predict_us(self, kernels: Sequence[K]) -> list[Array]:
+        """One array per kernel, of the broadcast shape of its dims (tables summed)."""
+        if not kernels:
+            return []
+        stacked = stack(kernels)
+        return stacked.split(self.price_us(kernels, stacked), sum_tables=self.sum_tables)
+
+    def calibration(self, kernel: K) -> Calibration:
+        """On what the formula rests; the same for every shape."""
+        return self.basis
+
+
+def _broadcast(kernel: Any) -> tuple[dict[str, Array], tuple[int, ...]]:
+    values = {k: np.asarray(v, dtype=np.float64) for k, v in dims(resolve(cast("Kernel", kernel))).items()}
+    try:
+        shape = np.broadcast_shapes(*(v.shape for v in values.values()))
+    except ValueError:
+        shapes = {k: v.shape for k, v in values.items()}
+        raise DesignError(
+            f"The dims of a {type(kernel).__name__} must broadcast together, but got shapes {shapes}."
+        ) from None
+    return {k: np.broadcast_to(v, shape) for k, v in values.items()}, shape
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size

@@ -1,0 +1,148 @@
+"""Kernel models of a device from a profile folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from perfcore.cost.collective import CollectiveModel, Curves, SizeCurve, bytes_factor
+from perfcore.cost.embedding import EmbeddingFormulas
+from perfcore.cost.gemm import Correction, GemmModel, GemmParams
+from perfcore.cost.learned import Residual
+from perfcore.cost.memory_bound import MemoryBoundFormulas, Rate
+from perfcore.cost.model import Calibration
+from perfcore.cost.stacking import FormulaModel
+from perfcore.design.hardware import Device, Node
+from perfcore.graph import kernels as k
+from perfcore.profile.schema import Section, read_json
+
+RATES = (
+    "elementwise",
+    "reduction",
+    "concat",
+    "transpose",
+    "pair_gather",
+    "fused_interaction",
+    "sort",
+    "multi_tensor",
+    "memcpy",
+    "memcpy_host",
+    "memset",
+)
+
+
+def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node | None) -> dict[type, Any]:
+    """One model for every kernel class.
+
+    Raises:
+        ProfileError: an entry is missing or wrong, or a file beside it is.
+    """
+    entries = profile.section("kernels")
+    memory, embedding = _memory(entries, device), _embedding(entries, device)
+
+    def formula(price: Any, entry: str, *, sum_tables: bool = False) -> FormulaModel[Any]:
+        basis = entries.section(entry).calibration("basis")
+        return FormulaModel(price, basis, sum_tables=sum_tables)
+
+    return {
+        k.Gemm: _gemm(entries, folder, device),
+        k.Elementwise: formula(memory.elementwise, "elementwise"),
+        k.Reduction: formula(memory.reduction, "reduction"),
+        k.Concat: formula(memory.concat, "concat"),
+        k.Transpose: formula(memory.transpose, "transpose"),
+        k.PairGather: formula(memory.pair_gather, "pair_gather"),
+        k.FusedInteraction: formula(memory.fused_interaction, "fused_interaction"),
+        k.Sort: formula(memory.sort, "sort"),
+        k.MultiTensor: formula(memory.multi_tensor, "multi_tensor"),
+        k.Memcpy: formula(memory.memcpy, "memcpy_host"),
+        k.Memset: formula(memory.memset, "memset"),
+        k.EmbeddingForward: formula(embedding.forward, "embedding_lookup", sum_tables=True),
+        k.EmbeddingBackward: formula(embedding.backward, "embedding_update", sum_tables=True),
+        k.SparseUpdate: formula(embedding.sparse_update, "embedding_update"),
+        k.Collective: _collectives(profile, folder, node),
+    }
+
+
+def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
+    params: dict[k.DType, GemmParams] = {}
+    corrections: dict[k.DType, Correction] = {}
+    for dtype in k.DType:
+        entry = entries.section(f"gemm_{dtype.value}")
+        values = entry.section("parameters")
+        params[dtype] = GemmParams(
+            efficiency=values.number("efficiency"),
+            floor_us=values.number("floor_us"),
+            low=_quad(values, "low"),
+            high=_quad(values, "high"),
+            basis=entry.calibration("basis"),
+            clock_share=values.number("clock_share") if "clock_share" in values else 1.0,
+        )
+        if "correction" in entry:
+            path = (folder / entry.text("correction")).resolve()
+            if not path.is_file():
+                raise entry.error(f"names a file that is missing: {path}", "correction")
+            corrections[dtype] = Residual(path)
+    return GemmModel(device, params, corrections)
+
+
+def _quad(values: Section, key: str) -> tuple[float, float, float, float]:
+    numbers = values.numbers(key)
+    if len(numbers) != 4:
+        raise values.error(f"must have 4 numbers (batch, m, n, k), but has {len(numbers)}", key)
+    return (numbers[0], numbers[1], numbers[2], numbers[3])
+
+
+def _rate(entries: Section, name: str) -> Rate:
+    values = entries.section(name).section("parameters")
+    return Rate(values.number("efficiency"), values.number("floor_us"))
+
+
+def _memory(entries: Section, device: Device) -> MemoryBoundFormulas:
+    functions = entries.section("elementwise").section("parameters").section("functions")
+    return MemoryBoundFormulas(
+        device=device,
+        rates={name: _rate(entries, name) for name in RATES},
+        function_rates={
+            name: Rate(
+                functions.section(name).number("efficiency"), functions.section(name).number("floor_us")
+            )
+            for name in functions.names()
+        },
+        scatter_cycles_per_element=entries.section("pair_gather")
+        .section("parameters")
+        .number("scatter_cycles_per_element"),
+        pageable_share=entries.section("memcpy_host").section("parameters").number("pageable_share"),
+    )
+
+
+def _embedding(entries: Section, device: Device) -> EmbeddingFormulas:
+    return EmbeddingFormulas(
+        device=device,
+        lookup=_rate(entries, "embedding_lookup"),
+        update=_rate(entries, "embedding_update"),
+        l2_share=entries.section("embedding_lookup").section("parameters").number("l2_share"),
+    )
+
+
+def _collectives(profile: Section, folder: Path, node: Node | None) -> CollectiveModel:
+    if "collectives" not in profile:
+        return CollectiveModel({}, node)
+    data = read_json(folder / profile.text("collectives"))
+    curves: dict[tuple[k.CollectiveKind, int], SizeCurve] = {}
+    for entry in data.list_of_sections("curves"):
+        kind, gpus = _kind(entry), int(entry.number("num_gpus"))
+        curves[kind, gpus] = SizeCurve(
+            entry.numbers("bytes"), entry.numbers("us"), bytes_factor=bytes_factor(kind, gpus)
+        )
+    return CollectiveModel(_frozen(curves), node, own=data.calibration("basis") is Calibration.MEASURED)
+
+
+def _frozen(curves: dict[tuple[k.CollectiveKind, int], SizeCurve]) -> Curves:
+    return dict(sorted(curves.items(), key=lambda item: (item[0][0].value, item[0][1])))
+
+
+def _kind(entry: Section) -> k.CollectiveKind:
+    name = entry.text("kind")
+    if name not in list(k.CollectiveKind):
+        raise entry.error(f"must be one of {', '.join(k.CollectiveKind)}, but got {name!r}", "kind")
+    return k.CollectiveKind(name)

@@ -1,0 +1,242 @@
+"""Fit the bundled profiles from raw measurements.
+
+`python -m perfcore.profile.fit --data PATH` reads `PATH/kernels` and `PATH/paper` and writes a folder a device;
+`python -m perfcore.profile.fit --report` prints the errors that the written profiles state. Fits are deterministic:
+fixed seed, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfcore.cost.gemm import GemmParams
+from perfcore.cost.model import Calibration
+from perfcore.design import hardware
+from perfcore.design.hardware import Device
+from perfcore.errors import ProfileError
+from perfcore.graph.kernels import DType
+from perfcore.profile import fit_gemm, fit_tables
+from perfcore.profile.fit_gemm import Errors, GemmFit, Samples, Trees
+from perfcore.profile.profile import BUNDLED, POOLED
+from perfcore.profile.recipes import RECIPES, Recipe, curves_source, document
+from perfcore.profile.schema import known_errors, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger(__name__)
+
+BF16_TREES = Trees(iterations=1500, depth=6, learning_rate=0.12)
+FP32_TREES = Trees(iterations=700, depth=6, learning_rate=0.12)
+POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12)
+BF16_SYSTEMS = {
+    "a100_sxm": "a100-sxm4-80gb",
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200_sxm": "b200-sxm",
+}
+FP32_GPUS = {
+    "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
+    "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
+    "Tesla T4": "t4",
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A correction for any device, and the errors of each device when it was left out."""
+
+    params: GemmParams
+    file: str
+    left_out: Mapping[str, Errors]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Everything fitted, by the name of the board that was measured."""
+
+    gemm: Mapping[tuple[DType, str], GemmFit]
+    pools: Mapping[DType, Pool]
+    vector: Mapping[str, fit_tables.VectorFit]
+    curves: Mapping[str, list[fit_tables.CurvePoints]]
+
+
+def fit_all(data: Path, out: Path) -> None:
+    """Fit every kernel that has data and write all bundled profiles.
+
+    Args:
+        data: folder with `kernels/*.parquet`, `kernels/nccl.csv.gz` and `paper/*.csv`.
+        out: folder of the profiles; `shared/constants.json` and `shared/boards.json` lie there already.
+
+    Raises:
+        ProfileError: a data file is missing.
+    """
+    constants = json.loads((out / POOLED / "constants.json").read_text(encoding="utf-8"))
+    floors = constants["kernels"]
+    boards = board_devices(out)
+    bf16 = _bf16(data)
+    fp32 = _fp32(data, boards, floors)
+    fits = Fits(
+        gemm={**_fit_each(bf16, BF16_TREES, floors), **_fit_each(fp32, FP32_TREES, floors)},
+        pools={
+            DType.BF16: _pool(bf16, out, floors),
+            DType.FP32: _pool(fp32, out, floors),
+        },
+        vector=_vector(data, boards, floors),
+        curves=_curves(data),
+    )
+    for recipe in RECIPES:
+        write_profile(recipe, fits, constants, out)
+
+
+def write_profile(recipe: Recipe, fits: Fits, constants: Mapping[str, Any], out: Path) -> None:
+    """Write one profile's folder; `overheads.json` beside it is left alone."""
+    folder = out / recipe.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for dtype, board in recipe.gemm.items():
+        if dtype not in recipe.gemm_folder:
+            fit_gemm.save_model(fits.gemm[dtype, board].model, folder / f"gemm_{dtype.value}.cbm")
+    if recipe.curves is not None and recipe.curves_folder is None:
+        curves = [c.as_json() for c in fits.curves[recipe.curves]]
+        content = {"basis": "measured", "source": curves_source(recipe.curves), "curves": curves}
+        _write_json(folder / "collectives.json", content)
+    _write_json(folder / "profile.json", document(recipe, fits, constants))
+
+
+def board_devices(out: Path) -> dict[str, Device]:
+    """Devices that data sets measured: the catalogue's, and boards that differ from it in a few numbers."""
+    boards = json.loads((out / POOLED / "boards.json").read_text(encoding="utf-8"))["boards"]
+    devices = {name: hardware.device(name) for name in hardware.device_names()}
+    for name, entry in boards.items():
+        numbers = {k: v for k, v in entry.items() if k not in ("chip", "source")}
+        devices[name] = replace(devices[entry["chip"]], name=name, **numbers)
+    return devices
+
+
+def report(out: Path) -> str:
+    """A table of the errors that the profiles under `out` state."""
+    lines = [f"{'profile':18} {'kernel':28} {'n':>7} {'GMAE %':>8} {'MAPE %':>8}  split"]
+    for path in sorted(out.glob("*/profile.json")):
+        for e in known_errors(read_json(path)):
+            lines.append(
+                f"{path.parent.name:18} {e.kernel:28} {e.n:7d} {e.gmae_pct:8.2f} {e.mape_pct:8.2f}  {e.split}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perfcore.profile.fit", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--data", type=Path, help="folder of raw measurements")
+    parser.add_argument("--out", type=Path, default=BUNDLED, help="folder of the profiles (default: bundled)")
+    parser.add_argument("--report", action="store_true", help="print the errors that the profiles state")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if options.data is None and not options.report:
+        parser.error("one of --data and --report is required")
+    if options.data is not None:
+        fit_all(options.data, options.out)
+    if options.report:
+        sys.stdout.write(report(options.out))
+    return 0
+
+
+def _bf16(data: Path) -> list[Samples]:
+    frame = _parquet(data / "kernels" / "gemm_bf16.parquet")
+    return [
+        fit_gemm.bf16_samples(frame[frame["system"] == system], hardware.device(name))
+        for system, name in BF16_SYSTEMS.items()
+    ]
+
+
+def _fp32(data: Path, boards: Mapping[str, Device], constants: Mapping[str, Any]) -> list[Samples]:
+    frame = _parquet(data / "kernels" / "gemm_fp32.parquet")
+    floor_us = constants["gemm_fp32"]["parameters"]["floor_us"]
+    sets = []
+    for gpu, name in FP32_GPUS.items():
+        samples, gaps = fit_gemm.fp32_samples(frame[frame["gpu"] == gpu], boards[name], floor_us=floor_us)
+        logger.info("%s: launch gaps subtracted, in us: %s", name, gaps)
+        sets.append(samples)
+    return sets
+
+
+def _fit_each(
+    sets: list[Samples], trees: Trees, constants: Mapping[str, Any]
+) -> dict[tuple[DType, str], GemmFit]:
+    fits = {}
+    for samples in sets:
+        floor_us = constants[f"gemm_{samples.dtype.value}"]["parameters"]["floor_us"]
+        fit = fit_gemm.fit_gemm(samples, floor_us=floor_us, trees=trees, basis=Calibration.MEASURED)
+        logger.info(
+            "%s %s: held out %s, analytic %s", samples.device.name, samples.dtype, fit.held_out, fit.analytic
+        )
+        fits[samples.dtype, samples.device.name] = fit
+    return fits
+
+
+def _pool(sets: list[Samples], out: Path, constants: Mapping[str, Any]) -> Pool:
+    dtype = sets[0].dtype
+    floor_us = constants[f"gemm_{dtype.value}"]["parameters"]["floor_us"]
+    params, model, left_out = fit_gemm.fit_pooled(sets, floor_us=floor_us, trees=POOLED_TREES)
+    file = f"gemm_{dtype.value}.cbm"
+    fit_gemm.save_model(model, out / POOLED / file)
+    logger.info("pooled %s, left out: %s", dtype, {k: asdict(v) for k, v in left_out.items()})
+    samples = sum(min(len(s.us), fit_gemm.POOLED_ROWS_PER_DEVICE) for s in sets)
+    return Pool(params, file, left_out, samples)
+
+
+def _vector(
+    data: Path, boards: Mapping[str, Device], constants: Mapping[str, Any]
+) -> dict[str, fit_tables.VectorFit]:
+    frame = _parquet(data / "kernels" / "vector_fp32.parquet")
+    floor_us = constants["elementwise"]["parameters"]["floor_us"]
+    fits = {
+        name: fit_tables.fit_vector(frame[frame["gpu"] == gpu], boards[name], floor_us=floor_us)
+        for gpu, name in FP32_GPUS.items()
+    }
+    logger.info("pointwise: %s", fits)
+    return fits
+
+
+def _curves(data: Path) -> dict[str, list[fit_tables.CurvePoints]]:
+    import pandas as pd
+
+    _require(data / "kernels" / "nccl.csv.gz")
+    nccl = pd.read_csv(data / "kernels" / "nccl.csv.gz")
+    curves = {s: fit_tables.nccl_curves(nccl[nccl["system"] == s]) for s in BF16_SYSTEMS}
+    figure = pd.read_csv(_require(data / "paper" / "collectives_4xv100_latency_busbw_from_figure.csv"))
+    published = pd.read_csv(_require(data / "paper" / "collective_fit_params_v100.csv"))
+    four = fit_tables.figure_curves(figure)
+    curves["v100"] = [*four, *fit_tables.published_fit_curves(published, num_gpus=8)]
+    return curves
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.read_parquet(_require(path))
+
+
+def _require(path: Path) -> Path:
+    if not path.is_file():
+        raise ProfileError(f"{path}: a fit needs this file, but it is missing.", hint="Pass --data PATH.")
+    return path
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Fit matrix products: efficiency and floor of the roofline, then the learned correction.
+
+bf16 labels are device times, the median over framework versions of a shape. fp32 labels are times of one eager op
+between two events: a launch gap lies before the kernel. The gap of each op is what the smallest products take less
+the start-up of a kernel; it is subtracted. Errors are reported on rows of at least 0.2 ms, in which the gap is
+small; shorter rows are fitted too, the less weight the larger the gap's share, because a choice of rows by their
+measured time would keep only the slow ones among short kernels.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.cost.gemm import GemmParams, analytic_us, clamp, features
+from perfcore.cost.model import Calibration
+from perfcore.cost.roofline import GemmShapes, gemm_roofline
+from perfcore.design.hardware import Device
+from perfcore.graph.kernels import DType
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+SEED = 0
+FOLDS = 20  # of (n, k) pairs: 14 to fit, 3 to choose the number of trees, 3 to report
+MIN_FP32_US = 200.0
+MIN_FP32_ROOFLINE_US = 10.0
+LARGE_US = 200.0
+POOLED_ROWS_PER_DEVICE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Measured products of one device.
+
+    Attributes:
+        device: that was measured.
+        dtype: of the products.
+        shapes: `(s,)` dims.
+        us: `(s,)` device times.
+        device_share: `(s,)`: part of the measured time that is device time; 1 without a launch gap.
+    """
+
+    device: Device
+    dtype: DType
+    shapes: GemmShapes
+    us: Array
+    device_share: Array
+
+    @property
+    def reported(self) -> Mask:
+        """`(s,)`: rows on which errors are reported."""
+        return self.us / self.device_share >= (MIN_FP32_US if self.dtype is DType.FP32 else 0.0)
+
+    def take(self, at: Any) -> Samples:
+        """The samples at these places, or where this mask holds."""
+        s = self.shapes
+        shapes = GemmShapes(s.batch[at], s.m[at], s.n[at], s.k[at])
+        return Samples(self.device, self.dtype, shapes, self.us[at], self.device_share[at])
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Settings of CatBoost; the number of trees is chosen on the validation folds."""
+
+    iterations: int = 1500
+    depth: int = 6
+    learning_rate: float = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFit:
+    """A fitted correction with its errors on the folds that were kept apart."""
+
+    params: GemmParams
+    model: Any
+    samples: int
+    held_out: Errors
+    analytic: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors in percent: geometric mean absolute, mean absolute, and mean signed."""
+
+    n: int
+    gmae_pct: float
+    mape_pct: float
+    bias_pct: float
+
+
+def errors(predicted: Array, measured: Array) -> Errors:
+    """Errors of `(s,)` predictions; GMAE is `exp(mean(ln(|pred/meas - 1| + 4e-4)))`, as published."""
+    e = predicted / measured - 1.0
+    gmae = float(np.exp(np.mean(np.log(np.abs(e) + 4e-4))))
+    return Errors(len(e), 100 * gmae, 100 * float(np.mean(np.abs(e))), 100 * float(np.mean(e)))
+
+
+def bf16_samples(frame: pd.DataFrame, device: Device) -> Samples:
+    """Rows of one system of the bf16 table: the median time over framework versions of each shape."""
+    label = frame.groupby(["m", "n", "k"], sort=True)["latency_ms"].median().reset_index()
+    us = label["latency_ms"].to_numpy() * 1e3
+    return _samples(label.assign(batch=1), device, DType.BF16, us, share=np.ones_like(us))
+
+
+def fp32_samples(frame: pd.DataFrame, device: Device, *, floor_us: float) -> tuple[Samples, dict[str, float]]:
+    """Rows of one GPU of the fp32 table, the launch gap of each op subtracted; and the gaps in µs."""
+    gaps = {
+        str(op): max(float(g["latency_ms"].quantile(0.01)) * 1e3 - floor_us, 0.0)
+        for op, g in frame.groupby("op")
+    }
+    latency_us = frame["latency_ms"].to_numpy() * 1e3
+    us = latency_us - frame["op"].map(gaps).to_numpy()
+    samples = _samples(frame, device, DType.FP32, us, share=us / latency_us)
+    line = gemm_roofline(samples.shapes, device, DType.FP32)
+    return samples.take((us > 0) & (line.us >= MIN_FP32_ROOFLINE_US)), gaps
+
+
+def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) -> GemmParams:
+    """Efficiency from large products (the median share of the roofline), the fitted range from all."""
+    line = gemm_roofline(samples.shapes, samples.device, samples.dtype)
+    large = line.us >= LARGE_US
+    share = float(np.median(line.us[large] / samples.us[large]))
+    values = [samples.shapes.batch, samples.shapes.m, samples.shapes.n, samples.shapes.k]
+    low, high = [float(v.min()) for v in values], [float(v.max()) for v in values]
+    return GemmParams(
+        efficiency=round(min(share, 1.0), 4),
+        floor_us=round(floor_us, 3),
+        low=(low[0], low[1], low[2], low[3]),
+        high=(high[0], high[1], high[2], high[3]),
+        basis=basis,
+    )
+
+
+def fit_gemm(samples: Samples, *, floor_us: float, trees: Trees, basis: Calibration) -> GemmFit:
+    """Choose the number of trees on validation pairs (n, k), report on test pairs, then fit on all."""
+    fold = nk_folds(samples.shapes)
+    train, valid = fold < 14, (fold >= 14) & (fold < 17) & samples.reported
+    test = (fold >= 17) & samples.reported
+    params = roofline_params(samples.take(train), floor_us=floor_us, basis=basis)
+    inputs, target = _inputs(samples, params)
+    model = _catboost(trees)
+    weight = samples.device_share**2
+    model.fit(
+        inputs[train],
+        target[train],
+        sample_weight=weight[train],
+        eval_set=(inputs[valid], target[valid]),
+        use_best_model=True,
+    )
+    base = analytic_us(gemm_roofline(samples.shapes, samples.device, samples.dtype), params)
+    predicted = base[test] * np.exp(model.predict(inputs[test]))
+    whole = roofline_params(samples, floor_us=floor_us, basis=basis)
+    final = _catboost(trees, iterations=model.tree_count_)
+    final.fit(*_inputs(samples, whole), sample_weight=weight)
+    return GemmFit(
+        params=whole,
+        model=final,
+        samples=len(samples.us),
+        held_out=errors(predicted, samples.us[test]),
+        analytic=errors(base[test], samples.us[test]),
+    )
+
+
+def fit_pooled(
+    sets: list[Samples], *, floor_us: float, trees: Trees
+) -> tuple[GemmParams, Any, dict[str, Errors]]:
+    """One correction for all devices by their numbers; errors of each device when it is left out of the fit."""
+    thin = [_thinned(s) for s in sets]
+    left_out = {}
+    for i, held in enumerate(thin):
+        rest = thin[:i] + thin[i + 1 :]
+        p, model = _fit_union(rest, _pooled_params(rest, floor_us=floor_us), trees)
+        shown = held.take(held.reported)
+        left_out[held.device.name] = errors(predict_us(shown, p, model), shown.us)
+    p, model = _fit_union(thin, _pooled_params(thin, floor_us=floor_us), trees)
+    return p, model, left_out
+
+
+def predict_us(samples: Samples, params: GemmParams, model: Any) -> Array:
+    """`(s,)`: what the corrected roofline says of the samples' shapes."""
+    base = analytic_us(gemm_roofline(samples.shapes, samples.device, samples.dtype), params)
+    inside = clamp(samples.shapes, params)
+    corrected = model.predict(features(inside, samples.device, samples.dtype, params))
+    return np.asarray(base * np.exp(corrected), dtype=np.float64)
+
+
+def save_model(model: Any, path: Path) -> None:
+    """Write CatBoost's own format."""
+    model.save_model(str(path), format="cbm")
+
+
+def nk_folds(shapes: GemmShapes) -> NDArray[np.int64]:
+    """`(s,)`: the fold of each shape's (n, k) pair; all rows of a pair share one."""
+    pairs = np.stack([shapes.n, shapes.k], axis=1).astype(np.int64)
+    unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    folds = np.array([zlib.crc32(f"{n},{k}".encode()) % FOLDS for n, k in unique], dtype=np.int64)
+    return folds[inverse.ravel()]
+
+
+def _pooled_params(sets: list[Samples], *, floor_us: float) -> GemmParams:
+    """The median efficiency of the devices, the union of their ranges."""
+    each = [roofline_params(s, floor_us=floor_us, basis=Calibration.EXTRAPOLATED) for s in sets]
+    low, high = np.min([p.low for p in each], axis=0), np.max([p.high for p in each], axis=0)
+    return GemmParams(
+        efficiency=round(float(np.median([p.efficiency for p in each])), 4),
+        floor_us=each[0].floor_us,
+        low=(float(low[0]), float(low[1]), float(low[2]), float(low[3])),
+        high=(float(high[0]), float(high[1]), float(high[2]), float(high[3])),
+        basis=Calibration.EXTRAPOLATED,
+    )
+
+
+def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, Any]:
+    parts = [_inputs(s, params) for s in sets]
+    model = _catboost(trees)
+    weight = np.concatenate([s.device_share**2 for s in sets])
+    model.fit(
+        np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), sample_weight=weight
+    )
+    return params, model
+
+
+def _inputs(samples: Samples, params: GemmParams) -> tuple[NDArray[np.float32], Array]:
+    base = analytic_us(gemm_roofline(samples.shapes, samples.device, samples.dtype), params)
+    return features(samples.shapes, samples.device, samples.dtype, params), np.log(samples.us / base)
+
+
+def _thinned(samples: Samples) -> Samples:
+    count = len(samples.us)
+    if count <= POOLED_ROWS_PER_DEVICE:
+        return samples
+    rng = np.random.default_rng(SEED)
+    return samples.take(np.sort(rng.choice(count, POOLED_ROWS_PER_DEVICE, replace=False)))
+
+
+def _samples(frame: pd.DataFrame, device: Device, dtype: DType, us: Array, *, share: Array) -> Samples:
+    columns = [frame[c].to_numpy(dtype=np.float64) for c in ("batch", "m", "n", "k")]
+    return Samples(device, dtype, GemmShapes(*columns), np.asarray(us, dtype=np.float64), share)
+
+
+def _catboost(trees: Trees, *, iterations: int | None = None) -> Any:
+    from catboost import CatBoostRegressor
+
+    return CatBoostRegressor(
+        iterations=iterations or trees.iterations,
+        depth=trees.depth,
+        learning_rate=trees.learning_rate,
+        l2_leaf_reg=1.0,
+        random_seed=SEED,
+        thread_count=1,
+        verbose=False,
+        allow_writing_files=False,
+    )
