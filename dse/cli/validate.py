@@ -1,0 +1,111 @@
+"""`dse validate`: a run's best designs on a real device, predicted beside measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dse.validate import ValidationReport
+
+Run = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/dlrm_small.", show_default=False)]
+Top = Annotated[int, typer.Option("--top", help="How many designs, the best first.")]
+DeviceName = Annotated[str, typer.Option("--device", help="What measures: cpu, cuda or cuda:<index>.")]
+Tolerance = Annotated[float, typer.Option(help="Largest accepted MAPE in %; above it, the exit code is 4.")]
+MaxBatch = Annotated[int, typer.Option(help="Cap on the samples of an iteration.")]
+MaxRows = Annotated[int, typer.Option(help="Cap on the rows of a table.")]
+MaxSeconds = Annotated[float, typer.Option(help="Time for the iterations of one design.")]
+TimeLimit = Annotated[float, typer.Option(help="Seconds after which a design is given up.")]
+Calibration = Annotated[float, typer.Option(help="Seconds for calibrating the CPU.")]
+Threads = Annotated[
+    int, typer.Option(help="CPU threads; one is the steadiest, since threads wait for each other.")
+]
+Seed = Annotated[int, typer.Option(help="Of weights, input and the random designs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout.")]
+
+
+def validate(
+    run: Run,
+    top: Top = 3,
+    device: DeviceName = "cpu",
+    tolerance_pct: Tolerance = 50.0,
+    max_batch: MaxBatch = 2048,
+    max_rows: MaxRows = 1_000_000,
+    max_seconds: MaxSeconds = 10.0,
+    time_limit_s: TimeLimit = 120.0,
+    calibration_s: Calibration = 15.0,
+    threads: Threads = 1,
+    seed: Seed = 0,
+    as_json: AsJson = False,  # noqa: FBT002 - typer reads flags so
+) -> None:
+    """Train the best designs of a run for real, and report measured beside predicted iteration times."""
+    from dse.errors import ValidationToleranceError
+    from dse.validate import check_device, validate_run
+
+    check_device(device)
+    from perfcore.measure.isolate import Settings
+
+    settings = Settings(
+        device=device,
+        max_batch=max_batch,
+        max_rows=max_rows,
+        max_seconds=max_seconds,
+        time_limit_s=time_limit_s,
+        threads=threads,
+        seed=seed,
+    )
+    report = validate_run(
+        run,
+        top=top,
+        settings=settings,
+        tolerance_pct=tolerance_pct,
+        calibration_s=calibration_s,
+        progress=lambda text: typer.echo(text, err=True),
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report)
+    if not report.within_tolerance:
+        raise ValidationToleranceError(_verdict(report), hint=f"See {run}/validation.json.")
+
+
+command = validate
+
+
+def _print(report: ValidationReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report.run} on {report.environment['device']}", title_justify="left")
+    table.add_column("design")
+    for column in ("predicted ms", "measured ms", "spread %", "error %"):
+        table.add_column(column, justify="right")
+    table.add_column("what was measured", overflow="fold")
+    for d in report.designs:
+        numbers = [_number(v) for v in (d.predicted_ms, d.measured_ms, d.spread_pct, d.error_pct)]
+        notes = "; ".join(d.notes) or "the design as it is"
+        table.add_row(d.name, *numbers, notes if d.measured_ms is not None else f"{d.status}: {d.detail}")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"MAPE {_number(report.mape_pct)} %, GMAE {_number(report.gmae_pct)} %, "
+        f"Kendall's tau {_number(report.kendall_tau)}. Predicted from {report.prediction}.",
+        highlight=False,
+    )
+    if report.within_tolerance:
+        console.print(_verdict(report), highlight=False)
+
+
+def _verdict(report: ValidationReport) -> str:
+    if report.mape_pct is None:
+        return "No design could be measured."
+    within = "within" if report.within_tolerance else "over"
+    return f"MAPE {report.mape_pct:.1f} % is {within} the tolerance of {report.tolerance_pct:g} %."
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

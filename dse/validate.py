@@ -1,0 +1,329 @@
+"""Predicted beside measured: a run's best designs, trained for real."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.config import load_design
+from dse.errors import DseError
+from perfcore.design.design import Design
+from perfcore.design.hardware import System
+from perfcore.design.model import Model
+from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
+from perfcore.design.training import Training
+from perfcore.errors import MissingPackageError
+from perfcore.units import US_PER_MS
+
+if TYPE_CHECKING:
+    from perfcore.measure.isolate import Settings
+    from perfcore.measure.record import DesignSample, NamedDesign
+
+# Keeps the logarithm finite for an exact prediction (METHOD: GMAE).
+GMAE_FLOOR = 4e-4
+PARETO = "pareto.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """How the iterations of measured designs are predicted.
+
+    Attributes:
+        iteration_us: a design's predicted iteration time.
+        source: what the prediction rests on, in a sentence.
+        errors_pct: held-out errors by kind of kernel, where known.
+    """
+
+    iteration_us: Callable[[Design], float]
+    source: str
+    errors_pct: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedDesign:
+    """One design, predicted and measured.
+
+    Attributes:
+        name: its file's.
+        status: how measuring ended.
+        predicted_ms: of the design that was measured; `None` where measuring failed.
+        measured_ms: median iteration.
+        spread_pct: interquartile range of the iterations over their median.
+        detail: why it failed.
+        notes: how what was measured differs from the design's file.
+    """
+
+    name: str
+    status: str
+    predicted_ms: float | None = None
+    measured_ms: float | None = None
+    spread_pct: float | None = None
+    detail: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def error_pct(self) -> float | None:
+        """Signed error of the prediction, `None` where there is no measurement."""
+        if self.predicted_ms is None or self.measured_ms is None:
+            return None
+        return 100 * (self.predicted_ms / self.measured_ms - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """What validating a run found; metrics are over the designs that were measured, `None` without any.
+
+    Attributes:
+        run: the run's name.
+        device: what measured.
+        designs: in the order of measuring.
+        mape_pct: mean absolute error of predictions.
+        gmae_pct: geometric mean absolute error.
+        kendall_tau: agreement of the two orders, `None` with fewer than two.
+        tolerance_pct: largest `mape_pct` that is accepted.
+        prediction: what the predictions rest on.
+        environment: versions and the device.
+        held_out_errors_pct: of the pricing, by kind of kernel.
+    """
+
+    run: str
+    device: str
+    designs: tuple[ValidatedDesign, ...]
+    mape_pct: float | None
+    gmae_pct: float | None
+    kendall_tau: float | None
+    tolerance_pct: float
+    prediction: str
+    environment: dict[str, Any]
+    held_out_errors_pct: dict[str, float]
+
+    @property
+    def within_tolerance(self) -> bool:
+        """Something was measured, and `mape_pct` is small enough."""
+        return self.mape_pct is not None and self.mape_pct <= self.tolerance_pct
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self) | {"within_tolerance": self.within_tolerance}
+
+
+def validate_run(
+    run_dir: Path,
+    *,
+    top: int,
+    settings: Settings,
+    tolerance_pct: float,
+    calibration_s: float = 15.0,
+    progress: Callable[[str], None] = lambda _: None,
+    pricing: Pricing | None = None,
+) -> ValidationReport:
+    """Measure designs of a run, predict what was measured, and write `validation.json` into the run.
+
+    Args:
+        run_dir: a run's folder, with `designs/*.yaml` in order of rank.
+        top: how many designs.
+        settings: device, limits and caps of measuring.
+        tolerance_pct: largest accepted mean absolute error.
+        calibration_s: seconds for calibrating the CPU, where `settings.device` is `cpu`.
+        progress: told a sentence per step.
+        pricing: what predicts; the CPU's calibration, or the designs' own device, by default.
+
+    Raises:
+        DseError: no designs, or an impossible request.
+        UnsupportedError: the device is unknown or absent.
+        MissingPackageError: torch is not installed.
+    """
+    if top < 1 or not tolerance_pct > 0:
+        raise DseError(f"`top >= 1` and `tolerance_pct > 0` must hold, but got {top=}, {tolerance_pct=}.")
+    check_device(settings.device)
+    from perfcore.measure.isolate import measure_isolated
+    from perfcore.measure.record import environment
+
+    designs = chosen_designs(run_dir, top=top, seed=settings.seed)
+    if pricing is None:
+        progress(f"calibrating {settings.device} …")
+        pricing = pricing_of(designs[0].design, settings=settings, calibration_s=calibration_s)
+    validated = []
+    for named in designs:
+        progress(f"measuring {named.name} on {settings.device} …")
+        validated.append(_validated(measure_isolated(named, settings), pricing))
+    report = _report(
+        run_dir.resolve().name,
+        validated,
+        settings.device,
+        tolerance_pct,
+        pricing,
+        environment(settings.device),
+    )
+    _write(run_dir / "validation.json", report)
+    return report
+
+
+def chosen_designs(run_dir: Path, *, top: int, seed: int) -> list[NamedDesign]:
+    """The best `top` designs, the knee among them; from four on, every fourth is a random one of the rest.
+
+    Ranks alone would compare designs of nearly equal time, whose order is noise.
+
+    Raises:
+        DseError: the folder is no run, or holds no designs.
+    """
+    from perfcore.measure.record import NamedDesign
+
+    files = sorted((run_dir / "designs").glob("*.yaml"))
+    if not files:
+        raise DseError(
+            f"{run_dir} holds no `designs/*.yaml`, but validating needs at least one.",
+            hint="Name the folder that `dse run` wrote, e.g. runs/dlrm_small.",
+        )
+    knee = knee_design(run_dir)
+    ranked = sorted(files, key=lambda f: f.name != knee)
+    spread = top // 4 if len(files) > top else 0
+    best, rest = ranked[: top - spread], ranked[top - spread :]
+    picked = np.random.default_rng(seed).choice(len(rest), size=spread, replace=False) if spread else ()
+    chosen = sorted([*best, *(rest[i] for i in picked)])
+    return [NamedDesign(f.stem, load_design(f, place=_any_plan)) for f in chosen]
+
+
+def knee_design(run_dir: Path) -> str | None:
+    """Name of the file of the front's knee, where the run has one."""
+    table = run_dir / PARETO
+    if not table.exists():
+        return None
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r.get("knee") == "1" and r.get("design")]
+    return Path(rows[0]["design"]).name if rows else None
+
+
+def mape_pct(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Mean of |predicted / measured - 1|, in per cent."""
+    return float(100 * np.mean(_errors(predicted, measured)))
+
+
+def gmae_pct(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Geometric mean of |predicted / measured - 1|, with a floor for exact predictions, in per cent."""
+    return float(100 * np.exp(np.mean(np.log(_errors(predicted, measured) + GMAE_FLOOR))))
+
+
+def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
+    """Kendall's tau-b of the two orders; `None` with fewer than two values, or where all of one side are equal."""
+    from scipy.stats import kendalltau
+
+    if len(predicted) < 2 or min(len(set(predicted)), len(set(measured))) < 2:
+        return None
+    return float(kendalltau(predicted, measured).statistic)
+
+
+def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> Pricing:
+    """What predicts on the device: a calibration of this CPU, or each design's own device profile."""
+    if settings.device == "cpu":
+        return cpu_pricing(design.system, threads=settings.threads, seconds=calibration_s)
+    from perfcore.predictor import Predictor
+    from perfcore.profile.profile import profile_for
+
+    predictor = Predictor(profile_for(design.system.device, design.system.node))
+    return Pricing(
+        lambda d: predictor.predict(d).iteration_time_us,
+        f"the profile of {design.system.device.name}, the design's own device",
+    )
+
+
+def cpu_pricing(system: System, *, threads: int | None, seconds: float) -> Pricing:
+    """Calibrate this machine's CPU, with as many threads as the designs are measured with."""
+    import torch
+    from perfcore.graph.dlrm import graph_of
+
+    from perfcore.measure.calibrate_cpu import calibrate
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        profile = calibrate(system, graph_of, seconds=seconds)
+    finally:
+        torch.set_num_threads(before)
+    return Pricing(
+        lambda d: profile.iteration_us(graph_of(d)),
+        f"a calibration of this CPU in about {seconds:g} s: kernels at a few shapes, host time per op",
+        {kind: fit.held_out_mape_pct for kind, fit in sorted(profile.fits.items())},
+    )
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine lacks.
+
+    Raises:
+        UnsupportedError: unknown or absent.
+        MissingPackageError: torch is not installed.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise MissingPackageError(
+            "Validating needs torch, but it is not installed.", hint="pip install torch"
+        ) from None
+    from perfcore.measure import iteration
+
+    iteration.check_device(device)
+
+
+def _any_plan(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
+    """Tables whole, by turns: one device measures all of them wherever they were placed."""
+    return ShardingPlan(
+        tuple(
+            TableSharding(t.name, ShardingType.TABLE_WISE, (i % system.world_size,))
+            for i, t in enumerate(model.tables)
+        )
+    )
+
+
+def _validated(sample: DesignSample, pricing: Pricing) -> ValidatedDesign:
+    if sample.iteration is None:
+        return ValidatedDesign(sample.name, sample.status, detail=sample.detail, notes=sample.notes)
+    return ValidatedDesign(
+        sample.name,
+        sample.status,
+        predicted_ms=pricing.iteration_us(sample.design) / US_PER_MS,
+        measured_ms=sample.iteration.median_us / US_PER_MS,
+        spread_pct=sample.iteration.spread_pct,
+        notes=sample.notes,
+    )
+
+
+def _report(
+    run: str,
+    designs: Sequence[ValidatedDesign],
+    device: str,
+    tolerance_pct: float,
+    pricing: Pricing,
+    environment: dict[str, Any],
+) -> ValidationReport:
+    pairs = [(d.predicted_ms, d.measured_ms) for d in designs if d.predicted_ms and d.measured_ms]
+    predicted, measured = [p for p, _ in pairs], [m for _, m in pairs]
+    return ValidationReport(
+        run=run,
+        device=device,
+        designs=tuple(designs),
+        mape_pct=mape_pct(predicted, measured) if pairs else None,
+        gmae_pct=gmae_pct(predicted, measured) if pairs else None,
+        kendall_tau=kendall_tau(predicted, measured),
+        tolerance_pct=tolerance_pct,
+        prediction=pricing.source,
+        environment=environment,
+        held_out_errors_pct=pricing.errors_pct,
+    )
+
+
+def _errors(predicted: Sequence[float], measured: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.abs(np.asarray(predicted, dtype=np.float64) / np.asarray(measured, dtype=np.float64) - 1)
+
+
+def _write(path: Path, report: ValidationReport) -> None:
+    try:
+        path.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    except OSError as err:
+        raise DseError(f"{path}: cannot be written: {err.strerror}.") from None
