@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.errors import NoFeasibleCandidateError, SpaceError
+from dse.placement import plan_for
 from dse.placement.cost import AnalyticCost, Pieces, distinct_rows
 from dse.placement.options import Instance, Policy, Where, instance_of
 from dse.placement.solve import Solution, place, solve
@@ -217,6 +218,11 @@ def test_no_memory_left_for_tables() -> None:
     assert not placed.feasible
     with pytest.raises(NoFeasibleCandidateError, match=r"at most 0\.0 GiB"):
         placed.check()
+
+
+def test_plan_for_gives_a_plan_even_where_nothing_fits() -> None:
+    m = model([100, 10**9])
+    assert [t.table for t in plan_for(m, Training(64), system(4), "table_wise").tables] == ["t0", "t1"]
 
 
 def test_unknown_policy_and_uneven_batch() -> None:
