@@ -31,14 +31,15 @@ def load_design(path: Path, *, overrides: Sequence[str] = (), place: Place) -> D
 
     Args:
         path: a design file.
-        overrides: `section.key=value` each. A new `system.device` brings its usual node, unless the node is set too.
+        overrides: `section.key=value` each. A new `system.device` brings its usual node, and a new
+            `sharding.policy` drops the file's plan.
         place: what turns a sharding policy into a plan.
 
     Raises:
         ConfigError: the file or an override has mistakes: all of them, one a line.
         PerfcoreError: `place` finds no plan.
     """
-    document = load_yaml(path, DesignFile, overrides=_with_default_node(overrides))
+    document = load_yaml(path, DesignFile, overrides=_completed(overrides))
     return design_of_document(document, folder=path.parent, place=place)
 
 
@@ -104,10 +105,16 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
-def _with_default_node(overrides: Sequence[str]) -> list[str]:
+def _completed(overrides: Sequence[str]) -> list[str]:
+    """A new device takes its usual node along, and a new policy replaces a plan, unless those are set as well."""
     keys = [o.partition("=")[0].strip() for o in overrides]
-    swaps = "system.device" in keys and not any(k.startswith("system.node") for k in keys)
-    return ["system.node=null", *overrides] if swaps else list(overrides)
+
+    def sets(section: str) -> bool:
+        return any(k == section or k.startswith(f"{section}.") for k in keys)
+
+    cleared = ["system.node=null"] if sets("system.device") and not sets("system.node") else []
+    cleared += ["sharding.plan=null"] if sets("sharding.policy") and not sets("sharding.plan") else []
+    return [*cleared, *overrides]
 
 
 def _model(entry: DesignModel, folder: Path, problems: Problems) -> Model | None:

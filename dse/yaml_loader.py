@@ -30,14 +30,11 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None,
-                None,
-                "aliases (`*name`) are not supported, write the value out",
-                event.start_mark,
-            )
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _not_supported("aliases (`*name`)", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise _not_supported("tags (`!name`)", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
@@ -49,6 +46,10 @@ class _Loader(yaml.SafeLoader):
                 None, None, f"a number of {len(text)} digits is too long", node.start_mark
             )
         return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+
+
+def _not_supported(what: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.composer.ComposerError(None, None, f"{what} are not supported, write the value out", mark)
 
 
 for _tag, _pattern, _first in (
@@ -86,7 +87,7 @@ class Document(Generic[M]):
 
 def problems_error(problems: Iterable[tuple[int, int, str]]) -> ConfigError:
     """All mistakes as one exception, in the order of the file, repeated lines dropped."""
-    return ConfigError("\n".join(dict.fromkeys(text for *_, text in sorted(problems))))
+    return ConfigError("\n".join(dict.fromkeys(text for *_, text in sorted(problems, key=lambda p: p[:2]))))
 
 
 def load_yaml(path: Path, schema: type[M], *, overrides: Sequence[str] = ()) -> Document[M]:
