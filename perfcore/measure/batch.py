@@ -13,6 +13,7 @@ from torch import Tensor
 from perfcore.design.design import Design
 from perfcore.design.model import EmbeddingTable
 from perfcore.design.training import EmbeddingFusion
+from perfcore.measure.table_batched import uses_fbgemm
 
 Ints = NDArray[np.int64]
 
@@ -24,7 +25,8 @@ class Batch:
     Attributes:
         dense: `(b, n)` float32.
         indices: per table `(l,)` int64; one tensor for all tables where they are batched.
-        offsets: per table `(b,)` int64, the start of each bag; one tensor where tables are batched.
+        offsets: per table `(b,)` int64, the start of each bag; one tensor where tables are batched
+            (`(t b,)`, sample by sample; for FBGEMM `(t b + 1,)`, table by table).
         labels: `(b, 1)` float32, 0 or 1.
         pinned: the tensors lie in pinned memory.
     """
@@ -60,7 +62,9 @@ def make_batch(design: Design, *, rng: np.random.Generator, device: str = "cpu")
     lengths = [bag_lengths(t.pooling_factor, size) for t in model.tables]
     rows = [zipf_rows(t, int(n.sum()), rng=rng) for t, n in zip(model.tables, lengths, strict=True)]
     labels = torch.from_numpy(rng.integers(0, 2, (size, 1)).astype(np.float32))
-    if design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED:
+    if uses_fbgemm(design):
+        bags = [(np.concatenate(rows), np.append(0, np.cumsum(np.concatenate(lengths))))]
+    elif design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED:
         bags = [_batched(model.tables, rows, lengths)]
     else:
         bags = [(r, _starts(n)) for r, n in zip(rows, lengths, strict=True)]

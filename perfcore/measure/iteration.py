@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from perfcore.design.design import Design
-from perfcore.design.training import Launches, Precision
+from perfcore.design.training import EmbeddingFusion, Launches, Precision
 from perfcore.errors import UnsupportedError
 from perfcore.measure.model import Batch, Dlrm, build_model, make_batch, make_optimizers, numerics, train_step
+from perfcore.measure.table_batched import uses_fbgemm
 from perfcore.units import US_PER_MS, US_PER_S
 
 Step = Callable[[Batch], Tensor]
@@ -102,9 +103,11 @@ def measure_iteration(
 
 
 def _notes(design: Design, *, device: str) -> tuple[str, ...]:
-    if device.startswith("cuda"):
-        return ()
     notes = []
+    if design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED and not uses_fbgemm(design):
+        notes.append("tables in one bag with sparse gradients: no FBGEMM for them here")
+    if device.startswith("cuda"):
+        return tuple(notes)
     if design.fusion.launches is Launches.CUDA_GRAPH:
         notes.append("launched eagerly: a CPU has no CUDA graphs")
     if design.training.precision is Precision.TF32:

@@ -8,7 +8,7 @@ One step is: copy the batch, forward (bottom MLP, embeddings, interaction, top M
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -27,6 +27,7 @@ from perfcore.measure.layers import (
     linear,
 )
 from perfcore.measure.optimizers import dense_optimizer, table_optimizer
+from perfcore.measure.table_batched import FusedTables, draw_tables, uses_fbgemm
 
 __all__ = ["Batch", "Dlrm", "build_model", "make_batch", "make_optimizers", "numerics", "train_step"]
 
@@ -69,7 +70,7 @@ class Dlrm(nn.Module):
             bag(indices, offsets)
             for bag, indices, offsets in zip(self.bags, batch.indices, batch.offsets, strict=True)
         ]
-        if len(pooled[0]) != len(dense):  # bags of all tables, sample by sample
+        if len(pooled[0]) != len(dense):  # one bag of all tables, sample by sample
             pooled = [pooled[0].view(len(dense), -1)]
         if pooled[0].dtype is not torch.float32:
             pooled = [p.float() for p in pooled]
@@ -92,10 +93,12 @@ def build_model(design: Design, *, device: str = "cpu", seed: int = 0) -> Dlrm:
 
 
 def make_optimizers(model: Dlrm, design: Design) -> tuple[torch.optim.Optimizer, ...]:
-    """The dense part's optimizer, then the tables'."""
+    """The dense part's optimizer, then the tables', unless their backward pass updates them."""
     tables = set(model.bags.parameters())
-    dense = [p for p in model.parameters() if p not in tables]
-    return dense_optimizer(dense, design), table_optimizer(model.bags.parameters(), design)
+    dense = dense_optimizer([p for p in model.parameters() if p not in tables], design)
+    if uses_fbgemm(design):
+        return (dense,)
+    return dense, table_optimizer(model.bags.parameters(), design)
 
 
 def train_step(model: Dlrm, optimizers: tuple[torch.optim.Optimizer, ...], batch: Batch) -> Tensor:
@@ -140,10 +143,13 @@ def _relu_layers(
             yield from (layer, nn.ReLU())
 
 
-def _bags(design: Design, *, device: str, generator: torch.Generator) -> list[nn.EmbeddingBag]:
+def _bags(design: Design, *, device: str, generator: torch.Generator) -> Sequence[nn.Module]:
     model = design.model
     rows = [t.num_embeddings for t in model.tables]
     shapes = list(zip(rows, model.table_dims, strict=True))
+    if uses_fbgemm(design):
+        optimizer = design.training.table_optimizer
+        return [FusedTables(shapes, optimizer=optimizer, device=device, generator=generator)]
     batched = design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED
     if batched:
         if len(set(model.table_dims)) > 1:
@@ -155,9 +161,7 @@ def _bags(design: Design, *, device: str, generator: torch.Generator) -> list[nn
     dtype = torch.bfloat16 if design.training.table_precision is Precision.BF16 else torch.float32
     weights = [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
     tables = torch.split(weights[0], rows) if batched else weights
-    for table in tables:
-        bound = len(table) ** -0.5
-        table.uniform_(-bound, bound, generator=generator)
+    draw_tables(tables, generator=generator)
     return [nn.EmbeddingBag.from_pretrained(w, freeze=False, mode="sum", sparse=True) for w in weights]
 
 

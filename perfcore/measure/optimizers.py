@@ -13,6 +13,7 @@ from perfcore.design.training import Launches, Optimizer, OptimizerFusion
 from perfcore.errors import UnsupportedError
 
 LEARNING_RATE = 0.01
+ROWWISE_EPS = 1e-8
 
 
 def dense_optimizer(params: Iterable[nn.Parameter], design: Design) -> torch.optim.Optimizer:
@@ -60,7 +61,7 @@ def table_optimizer(params: Iterable[nn.Parameter], design: Design) -> torch.opt
 class RowwiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator per row: `s += mean(g^2)`, `w -= lr g / (sqrt(s) + eps)`; sparse gradients only."""
 
-    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, eps: float = 1e-8) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, eps: float = ROWWISE_EPS) -> None:
         super().__init__(params, {"lr": lr, "eps": eps})
         for group in self.param_groups:
             for param in group["params"]:

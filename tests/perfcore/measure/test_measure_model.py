@@ -20,8 +20,10 @@ from perfcore.design.training import (
     Precision,
 )
 from perfcore.errors import UnsupportedError
+from perfcore.measure import table_batched
 from perfcore.measure.batch import bag_lengths, zipf_rows
 from perfcore.measure.model import build_model, make_batch, make_optimizers, numerics, train_step
+from perfcore.measure.table_batched import has_fbgemm
 
 
 def losses(design: Design, steps: int = 3) -> list[float]:
@@ -62,7 +64,10 @@ def test_fusion_leaves_the_losses_alone(
 
 @pytest.mark.parametrize("table_optimizer", Optimizer)
 @pytest.mark.parametrize("embedding", EmbeddingFusion)
-def test_only_looked_up_rows_are_trained(table_optimizer: Optimizer, embedding: EmbeddingFusion) -> None:
+def test_only_looked_up_rows_are_trained(
+    table_optimizer: Optimizer, embedding: EmbeddingFusion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_batched, "has_fbgemm", lambda: False)
     design = small(replace(EAGER, embedding=embedding), table_optimizer=table_optimizer)
     model, batch = build_model(design), make_batch(design, rng=np.random.default_rng(1))
     before = [bag.weight.detach().clone() for bag in model.bags]
@@ -70,6 +75,14 @@ def test_only_looked_up_rows_are_trained(table_optimizer: Optimizer, embedding: 
     for bag, old, indices in zip(model.bags, before, batch.indices, strict=True):
         changed = (bag.weight.detach() != old).any(1).nonzero()[:, 0]
         assert set(changed.tolist()) == set(indices.tolist())
+
+
+@pytest.mark.skipif(not has_fbgemm(), reason="needs FBGEMM")
+@pytest.mark.parametrize("table_optimizer", [o for o in Optimizer if o is not Optimizer.ADAM])
+def test_fbgemm_equals_one_bag_a_table(table_optimizer: Optimizer) -> None:
+    eager = small(table_optimizer=table_optimizer)
+    fused = replace(eager, fusion=replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED))
+    assert losses(fused) == pytest.approx(losses(eager), rel=1e-5)
 
 
 def test_rowwise_adagrad_is_adagrad_for_one_column() -> None:
@@ -117,7 +130,8 @@ def test_more_than_one_rank_is_refused() -> None:
         build_model(small(world_size=8))
 
 
-def test_batched_tables_of_several_dims_are_refused() -> None:
+def test_batched_tables_of_several_dims_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_batched, "has_fbgemm", lambda: False)
     tables = (TABLES[0], EmbeddingTable("wide", 5, embedding_dim=4))
     design = small(
         replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED), interaction=Interaction.CAT, tables=tables
