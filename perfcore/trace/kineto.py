@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ _OP_CATEGORIES = {"cpu_op", "operator"}
 _ANNOTATION_CATEGORIES = {"user_annotation"}
 _RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "driver"}
 _DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+ROUNDING_US = 1.0
 _STEP_PREFIX = "ProfilerStep#"
 _BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
 # Annotations that stand for work of their own; all others only group ops.
@@ -216,7 +217,7 @@ def _host_threads(
     with_ops: dict[str, int] = defaultdict(int)
     for event in ops:
         with_ops[str(event["tid"])] += 1
-    busiest = {max(with_ops, key=lambda tid: with_ops[tid])}
+    busiest = {max(sorted(with_ops.keys() - autograd or autograd), key=lambda tid: with_ops[tid])}
     return (stepping or busiest) | autograd | (launching & set(with_ops))
 
 
@@ -249,8 +250,7 @@ def _thread_ops(
     intervals.sort(key=lambda i: (i.start_us, -i.end_us))
     pieces: list[Interval] = []
     for interval in intervals:
-        # Rounded times: an event that ends no later than the op around it lies inside.
-        if pieces and interval.end_us <= pieces[-1].end_us:
+        if pieces and _inside(interval, pieces[-1]):
             if interval.name.startswith(_PROMOTED_OPS) and not pieces[-1].name.startswith(_PROMOTED_OPS):
                 pieces[-1:] = _split(pieces[-1], interval)
             continue
@@ -268,6 +268,11 @@ def _thread_ops(
     return ops, [c for c in outside if c.blocks and not c.kernels]
 
 
+def _inside(interval: Interval, around: Interval) -> bool:
+    """Whole microseconds: a child may end after its parent, a sibling begin before its neighbour's end."""
+    return interval.end_us <= around.end_us or around.end_us - interval.start_us > ROUNDING_US
+
+
 def _split(around: Interval, inner: Interval) -> list[Interval]:
     """The op around ends where the promoted op begins; what follows it belongs to the promoted op."""
     if inner.start_us <= around.start_us:
@@ -280,7 +285,7 @@ def _split(around: Interval, inner: Interval) -> list[Interval]:
 
 def _op(piece: Interval, calls: tuple[RuntimeCall, ...], events: Sequence[float]) -> HostOp:
     first = bisect_right(events, piece.start_us)
-    last = bisect_right(events, piece.end_us)
+    last = bisect_left(events, piece.end_us)
     name = piece.name.removeprefix(_BACKWARD_PREFIX)
     return HostOp(name, piece.start_us, piece.end_us, calls, tuple(events[first:last]))
 

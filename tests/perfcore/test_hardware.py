@@ -102,11 +102,11 @@ def test_links_inside_a_machine_beat_those_between(name: str) -> None:
     assert entry.host_memory_bytes >= 2 * device(entry.device).hbm_bytes
 
 
-@pytest.mark.parametrize("kind", ["devices", "nodes"])
-def test_a_copy_of_a_catalogue_file_is_a_valid_user_file(kind: str) -> None:
-    cls: type[Device] | type[Node] = Device if kind == "devices" else Node
-    for path in (CATALOGUE / kind).glob("*.json"):
-        assert from_mapping(cls, json.loads(path.read_text())).name == path.stem
+def test_a_copy_of_a_catalogue_file_is_a_valid_user_file() -> None:
+    for path in (CATALOGUE / "devices").glob("*.json"):
+        assert from_mapping(Device, json.loads(path.read_text())).name == path.stem
+    for path in (CATALOGUE / "nodes").glob("*.json"):
+        assert from_mapping(Node, json.loads(path.read_text())).name == path.stem
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
@@ -141,9 +141,10 @@ def test_impossible_numbers_are_refused(value: float) -> None:
 
 def test_a_price_may_be_zero_but_not_negative() -> None:
     assert replace(node("dgx-h100"), price_per_gpu_hour=0.0).input_samples_per_s == float("inf")
-    for field in ("price_per_gpu_hour", "input_samples_per_s"):
-        with pytest.raises(HardwareError, match=f"'dgx-h100': `{field} > 0` must hold, but got -1"):
-            replace(node("dgx-h100"), **{field: -1.0})
+    with pytest.raises(HardwareError, match="'dgx-h100': `price_per_gpu_hour > 0` must hold, but got -1"):
+        replace(node("dgx-h100"), price_per_gpu_hour=-1.0)
+    with pytest.raises(HardwareError, match="'dgx-h100': `input_samples_per_s > 0` must hold, but got -1"):
+        replace(node("dgx-h100"), input_samples_per_s=-1.0)
 
 
 def test_numbers_in_quotes_are_refused() -> None:
