@@ -27,8 +27,10 @@ class Manifest:
 
     Attributes:
         name: of the run, hence of its folder.
-        space_hash: of the space's text after `--set`.
-        space: the space file's text after `--set`.
+        space_hash: of `resolved`.
+        space: the space file's text.
+        overrides: `section.key=value` each, applied to it.
+        resolved: everything that decides what a candidate is and costs, one fact a line.
         profile: name of the profile.
         profile_hash: of its contents.
         seed: of everything random.
@@ -46,6 +48,8 @@ class Manifest:
     name: str
     space_hash: str
     space: str
+    overrides: Sequence[str]
+    resolved: Sequence[str]
     profile: str
     profile_hash: str
     seed: int
@@ -145,15 +149,15 @@ def check_same(old: Manifest, new: Manifest) -> None:
         if name != "space_hash"
     ]
     if "space_hash" in changed:
-        lines += [f"  space: {line}" for line in _difference(old.space, new.space)]
+        lines += [f"  space: {line}" for line in _difference(old.resolved, new.resolved)]
     raise StudyError(
         "A run can only be resumed as it was started, but it changed:\n" + "\n".join(lines),
         hint="Undo the change, or start afresh with --overwrite or another --name.",
     )
 
 
-def _difference(old: str, new: str) -> list[str]:
+def _difference(old: Sequence[str], new: Sequence[str]) -> list[str]:
     import difflib
 
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "then", "now", lineterm="", n=0)
+    lines = difflib.unified_diff(old, new, "then", "now", lineterm="", n=0)
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))][:20]

@@ -6,10 +6,11 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.errors import StorageError
+from dse.errors import DseError, StorageError, StudyError
 from dse.search import checkpoint as checkpoints
 from dse.search.checkpoint import Checkpoint, cannot_write
 from perfcore.errors import MissingPackageError
@@ -25,6 +26,14 @@ logger = logging.getLogger(__name__)
 JOURNAL = "study.journal"
 
 
+class Existing(StrEnum):
+    """What a new driver does with a study of its name."""
+
+    GO_ON = "go_on"
+    REFUSE = "refuse"
+    REPLACE = "replace"
+
+
 class StudyStorage:
     """Trials in an Optuna storage, the driver's state in a checkpoint beside them.
 
@@ -34,7 +43,13 @@ class StudyStorage:
     """
 
     def __init__(
-        self, run_dir: Path, *, name: str, objectives: Sequence[str], url: str | None = None
+        self,
+        run_dir: Path,
+        *,
+        name: str,
+        objectives: Sequence[str],
+        url: str | None = None,
+        existing: Existing = Existing.GO_ON,
     ) -> None:
         """Open, or create, the study.
 
@@ -43,22 +58,32 @@ class StudyStorage:
             name: the study's.
             objectives: names, in order; all minimised.
             url: `sqlite:///file`, `postgresql://…`, or a path to a journal file; `None`: `run_dir`'s journal.
+            existing: what to do with a study of that name.
 
         Raises:
             StorageError: the place cannot be used, or the journal is corrupt.
+            StudyError: there is a study of that name, to be refused.
         """
         self._checkpoint = run_dir / checkpoints.FILE
         self._backend: BaseJournalBackend | None = None
         self._where = url or str(run_dir / JOURNAL)
         with self._refusals():
-            self._study = self._open(name, list(objectives))
+            self._study = self._open(name, list(objectives), existing)
 
-    def _open(self, name: str, objectives: list[str]) -> optuna.Study:
+    def _open(self, name: str, objectives: list[str], existing: Existing) -> optuna.Study:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = self._optuna_storage()
+        if existing is not Existing.GO_ON and name in optuna.get_all_study_names(storage):
+            if existing is Existing.REFUSE:
+                raise StudyError(
+                    f"{_without_password(self._where)} holds a study {name!r} already.",
+                    hint="Go on with it by --resume, replace it by --overwrite, or give another --name.",
+                )
+            optuna.delete_study(study_name=name, storage=storage)
         study = optuna.create_study(
-            storage=self._optuna_storage(),
+            storage=storage,
             study_name=name,
             directions=["minimize"] * len(objectives),
             load_if_exists=True,
@@ -111,6 +136,8 @@ class StudyStorage:
 
         try:
             yield
+        except DseError:
+            raise
         except OSError as err:
             raise cannot_write(self._where, err) from err
         except (KeyError, AssertionError, TypeError, ValueError) as err:

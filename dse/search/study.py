@@ -80,11 +80,13 @@ class Progress:
         trials: asked and told; for an enumeration, chunks done.
         trials_total: to be asked; for an enumeration, chunks in all.
         found: everything found so far.
+        unit: what is counted.
     """
 
     trials: int
     trials_total: int
     found: Found
+    unit: str = "trials"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +99,9 @@ class StudyResult:
         evaluation: of the front.
         found: everything found, counts included.
         trials: asked and told.
+        nearest: evaluation of the nearest infeasible candidate, `found.nearest`.
         resumed_from: trials that were read from the storage.
+        priced_before: candidates that had been priced by then.
     """
 
     method: Method
@@ -105,7 +109,9 @@ class StudyResult:
     evaluation: Evaluation
     found: Found
     trials: int
+    nearest: Evaluation
     resumed_from: int = 0
+    priced_before: int = 0
 
 
 def run_study(
@@ -155,7 +161,7 @@ def run_study(
             if storage is not None:
                 asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
                 storage.append(asker.trials_of(found.codes, evaluation, origin="enumerated"), first=0)
-            return StudyResult(Method.EXACT, found.codes, evaluation, found, 0)
+            return StudyResult(Method.EXACT, found.codes, evaluation, found, 0, _price(pool, found.nearest))
         asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
         return _Search(space, pool, asker, storage, effort, seed, trials, report).run()
 
@@ -164,7 +170,7 @@ def _enumerate(space: Space, pool: Pool, found: Found, report: Callable[[Progres
     chunks = -(-grid_size(space) // CHUNK)
     for done, part in enumerate(enumerate_space(space, pool), start=1):
         found += part
-        report(Progress(done, chunks, found))
+        report(Progress(done, chunks, found, "chunks"))
     return found
 
 
@@ -191,12 +197,13 @@ class _Search:
 
     def run(self) -> StudyResult:
         state = self._resumed() or self._sampled()
-        resumed_from = state.asked
+        resumed_from, priced_before = state.asked, state.found.evaluated if state.asked else 0
         while state.asked < self._trials:
             state = self._next_batch(state)
         found = self._polished(state)
+        front, nearest = _price(self._pool, found.codes), _price(self._pool, found.nearest)
         return StudyResult(
-            Method.SEARCH, found.codes, _price(self._pool, found.codes), found, state.asked, resumed_from
+            Method.SEARCH, found.codes, front, found, state.asked, nearest, resumed_from, priced_before
         )
 
     def _resumed(self) -> Checkpoint | None:

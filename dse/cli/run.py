@@ -1,0 +1,155 @@
+"""`dse run`: search a space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dse.search.run import RunSummary
+    from dse.search.study import Progress
+    from dse.study_config import StudyConfig
+
+TOP_ROWS = 12
+
+
+def run(
+    space: Annotated[Path, typer.Argument(help="A space file; see `dse init` for one to start from.")],
+    *,
+    trials: Annotated[
+        int | None, typer.Option("-n", "--trials", help="Outer trials; by default the file's.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that price designs; more than 1 starts Ray.")] = 1,
+    address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster: auto, or ray://host:port.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="sqlite:///file.db or postgresql://…; by default a journal in the run folder."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random; by default the file's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile by name or folder; see `dse profiles`.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders lie.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Of the run; by default the space's.")] = None,
+    designs: Annotated[int, typer.Option(min=1, help="Designs of the front to write as files.")] = 20,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, as often as needed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result for a machine.")] = False,
+) -> None:
+    """Search SPACE for its best designs and write runs/NAME/.
+
+    A space small enough is priced whole, and its front is exact.
+    """
+    import logging
+    import sys
+    from datetime import UTC, datetime
+
+    from rich.console import Console
+
+    from dse.progress import ProgressLine
+    from dse.search.evaluator import pricing_of
+    from dse.search.request import RunRequest
+    from dse.search.run import run_space
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    request = RunRequest(
+        space_file=space,
+        overrides=tuple(overrides or ()),
+        trials=trials,
+        workers=workers,
+        address=address,
+        storage=storage,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        profile=profile,
+        runs_dir=runs_dir,
+        name=name,
+        designs=designs,
+        command=("dse", *sys.argv[1:]),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    with ProgressLine(Console(stderr=True)) as line:
+        done = run_space(
+            request,
+            pricing_of=pricing_of,
+            on_batch=lambda config, progress: line.update(progress, best=_best_so_far(config, progress)),
+        )
+    _print(done, as_json=as_json)
+
+
+def _best_so_far(config: StudyConfig, progress: Progress) -> str:
+    from dse.search.outputs import people_value
+
+    if not len(progress.found.objectives):
+        return "nothing feasible yet"
+    best = progress.found.objectives.min(axis=0)
+    pairs = zip(config.objectives, best.tolist(), strict=True)
+    return "best " + ", ".join(f"{o.metric} {people_value(o, v):.4g}" for o, v in pairs)
+
+
+def _print(done: RunSummary, *, as_json: bool) -> None:
+    import json
+
+    if as_json:
+        typer.echo(json.dumps(done.summary))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for renderable in _table(done), *_closing(done):
+        console.print(renderable, markup=False, highlight=False)
+    for note in done.notes:
+        typer.echo(note, err=True)
+
+
+def _table(done: RunSummary) -> object:
+    """The best rows of the front, the knee among them."""
+    from rich.table import Table
+
+    front, rows = done.front, _rows(done)
+    varied = [
+        a.name for a in done.config.space.axes if len({str(front.settings[i].get(a.name)) for i in rows}) > 1
+    ]
+    metrics = [o.metric for o in done.config.objectives]
+    metrics += [m for m in ("iteration_time_ms", "samples_per_second", "hbm_gib") if m not in metrics]
+    table = Table(title=_title(done), title_justify="left")
+    for column in ("design", *metrics):
+        table.add_column(column, justify="right")
+    for column in varied:
+        table.add_column(column.rpartition(".")[2] if not column[-1].isdigit() else column.partition(".")[2])
+    for i in rows:
+        mark = " ◀ knee" if i == front.knee else ""
+        values = [f"{front.metrics[m][i]:.5g}" for m in metrics]
+        table.add_row(f"{i + 1}{mark}", *values, *(str(front.settings[i].get(n, "–")) for n in varied))
+    return table
+
+
+def _rows(done: RunSummary) -> list[int]:
+    from dse.search.outputs import spread
+
+    return spread(len(done.front), done.front.knee, TOP_ROWS)
+
+
+def _title(done: RunSummary) -> str:
+    s = done.summary
+    promise = "exact: every design was priced" if s["method"] == "exact" else "found by search"
+    return f"Pareto front of {s['name']}, {s['front_size']} designs ({promise})"
+
+
+def _closing(done: RunSummary) -> list[str]:
+    from dse.progress import people
+
+    s = done.summary
+    files = ["pareto.csv", f"designs/ ({len(done.front.exported)} of {s['front_size']})", "manifest.json"]
+    files += ["report.html"] if (done.run_dir / "report.html").exists() else []
+    priced = f"{people(s['candidates_evaluated'])} designs priced, of {people(s['space_size'])} in the space,"
+    rate = f"in {s['wall_s']:.1f} s ({people(s['candidates_per_s'])}/s); {people(s['feasible'])} feasible."
+    return [f"{priced} {rate}", f"Files in {done.run_dir}: {', '.join(files)}"]

@@ -1,0 +1,150 @@
+"""The real prices of a space's candidates: bulk prediction with a profile, and the accuracy proxy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.candidate import Place, column, design_of, remembered
+from dse.config import dump_design
+from dse.constraints import margins_of
+from dse.grid import Grid, grid_of
+from dse.objective import metrics_of, objective_values
+from dse.placement import plan_for
+from dse.quality.protocol import QualityModel, features_of
+from dse.quality.scaling_law import quality_model
+from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
+from dse.space import SearchSpace
+from dse.study_config import StudyConfig
+from perfcore.bulk import BulkPredictor
+from perfcore.memory import memory_terms
+from perfcore.profile.profile import Profile, load_profile, profile_for
+
+
+class BulkTimes:
+    """Iteration time and memory of a space's candidates, on one rank and on several."""
+
+    def __init__(self, space: SearchSpace, profile: Profile, placed: Place) -> None:
+        """Build the tables; seconds for a large space."""
+        self._parts: list[tuple[Grid, BulkPredictor]] = []
+        cost = profile.cost_model()
+        for distributed in (False, True):
+            grid = grid_of(space, placed, distributed=distributed)
+            if grid is not None:
+                predictor = BulkPredictor(
+                    grid.dims, grid.structures, cost=cost, overheads=profile.overheads, memory=memory_terms
+                )
+                self._parts.append((grid, predictor))
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of the tables."""
+        return sum(predictor.table_bytes for _, predictor in self._parts)
+
+    def price(self, codes: Codes) -> tuple[Array, Array]:
+        """`(n,)` iteration time in µs and `(n,)` bytes of the fullest rank, of `(n, a)` candidates."""
+        time_us, hbm_bytes = np.full(len(codes), np.nan), np.full(len(codes), np.nan)
+        for grid, predictor in self._parts:
+            rows = np.flatnonzero(grid.covers(codes))
+            structures, grid_codes = grid.locate(codes[rows])
+            priced = predictor.evaluate(structures, grid_codes)
+            time_us[rows], hbm_bytes[rows] = priced.iteration_time_us, priced.hbm_bytes
+        return time_us, hbm_bytes
+
+
+class SpaceEvaluator:
+    """Objectives, margins and metrics of a study's candidates."""
+
+    def __init__(self, config: StudyConfig, profile: Profile) -> None:
+        """Build the tables."""
+        self._config = config
+        self.times = BulkTimes(config.space, profile, remembered(plan_for))
+        self._quality: QualityModel | None = quality_model(config.quality)
+
+    def evaluate(self, codes: Codes) -> Evaluation:
+        """The evaluation of `(n, a)` canonical codes."""
+        metrics = self.metrics(codes)
+        config = self._config
+        return Evaluation(
+            objective_values(config.objectives, metrics), margins_of(config.constraints, metrics), metrics
+        )
+
+    def metrics(self, codes: Codes) -> dict[str, Array]:
+        """`(n,)` by metric name."""
+        space = self._config.space
+        time_us, hbm_bytes = self.times.price(codes)
+        quality = self._quality.predict(features_of(space, codes)) if self._quality else None
+        return metrics_of(
+            time_us,
+            hbm_bytes,
+            global_batch=column(space, codes, "training.global_batch").astype(np.float64),
+            world_size=column(space, codes, "system.world_size").astype(np.float64),
+            circumstances=self._config.circumstances,
+            quality_loss=None if quality is None else quality.loss,
+            quality_std=None if quality is None else quality.std,
+        )
+
+
+@dataclass(frozen=True)
+class SpacePricing:
+    """Prices of one study with one profile.
+
+    Attributes:
+        config: the study.
+        source: name or folder of the profile; `None` takes the device's own.
+    """
+
+    config: StudyConfig
+    source: str | None
+
+    @cached_property
+    def _loaded(self) -> Profile:
+        return _profile(self.config, self.source)
+
+    @property
+    def profile(self) -> str:
+        """Name of the profile."""
+        return self._loaded.name
+
+    @property
+    def profile_hash(self) -> str:
+        """Of everything that the profile says."""
+        return self._loaded.hash
+
+    @property
+    def factory(self) -> EvaluatorFactory:
+        """Builds the evaluator where it is needed; the profile is read there."""
+        return partial(build_evaluator, self.config, self.source)
+
+    def design_text(self, codes: NDArray[Any]) -> str:
+        """The design file of one candidate, `(a,)` codes."""
+        return dump_design(design_of(self.config.space, codes, self._place))
+
+    @cached_property
+    def _place(self) -> Place:
+        return remembered(plan_for)
+
+
+def pricing_of(config: StudyConfig, source: str | None) -> SpacePricing:
+    """Prices of a study; the profile asked for goes before the file's, and that before the device's own.
+
+    Raises:
+        ProfileError: there is no such profile, or it is corrupt.
+    """
+    pricing = SpacePricing(config, source or config.profile)
+    assert pricing.profile  # loads it, so that a wrong name is told before anything is written
+    return pricing
+
+
+def build_evaluator(config: StudyConfig, source: str | None) -> SpaceEvaluator:
+    """The evaluator of a study."""
+    return SpaceEvaluator(config, _profile(config, source))
+
+
+def _profile(config: StudyConfig, source: str | None) -> Profile:
+    device, node = config.space.device, config.space.node
+    return profile_for(device, node) if source is None else load_profile(source, device=device, node=node)
