@@ -29,14 +29,14 @@ class SizeCurve:
 
     def __init__(self, bytes_: Sequence[float], us: Sequence[float], *, bytes_factor: float) -> None:
         """Points in increasing size; `bytes_factor` is the share of the size that each rank moves."""
-        x = np.log(np.asarray(bytes_, dtype=np.float64))
-        y = np.log(np.maximum.accumulate(np.asarray(us, dtype=np.float64)))
-        if len(x) < 2 or len(x) != len(y) or bool(np.any(np.diff(x) <= 0)):
+        sizes, times = np.asarray(bytes_, dtype=np.float64), np.asarray(us, dtype=np.float64)
+        if len(sizes) < 2 or len(sizes) != len(times) or bool(np.any(np.diff(sizes) <= 0)):
             raise ProfileError(
                 f"A collective needs two or more sizes, increasing, one time each, but got {list(bytes_)}."
             )
-        if not bool(np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
+        if not bool(np.all(np.isfinite(times) & (times > 0)) and np.isfinite(sizes[-1]) and sizes[0] > 0):
             raise ProfileError("Sizes and times of a collective must be positive and finite.")
+        x, y = np.log(sizes), np.log(np.maximum.accumulate(times))
         self._x, self._y, self._slopes = x, y, _monotone_slopes(x, y)
         self.range_bytes = (float(bytes_[0]), float(bytes_[-1]))
         self._s_per_byte = float(np.exp(y[-1] - x[-1])) / US_PER_S
