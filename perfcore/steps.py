@@ -122,16 +122,16 @@ def compile_steps(graph: WorkloadGraph, durations_us: Sequence[Array], overheads
     encoder = Encoder(overheads)
     for number, region in enumerate(graph.regions):
         if number == graph.captured_from:
-            encoder.open_graph(_streams(graph))
+            encoder.open_graph(captured_streams(graph))
         captured = graph.captured_from is not None and number >= graph.captured_from
         for op in region.ops:
             encoder.add(op, captured=captured)
     if graph.captured_from is not None:
-        encoder.close_graph(_streams(graph))
+        encoder.close_graph(captured_streams(graph))
     return encoder.steps(durations_us, num_ranks=graph.num_ranks)
 
 
-def _streams(graph: WorkloadGraph) -> tuple[Stream, ...]:
+def captured_streams(graph: WorkloadGraph) -> tuple[Stream, ...]:
     """Streams that the captured part uses."""
     used = {
         x.stream for region in graph.regions[graph.captured_from :] for op in region.ops for x in op.launches
@@ -184,6 +184,11 @@ class Encoder:
         steps += [_wait(Stream.COMPUTE, s) for s in streams]
         self._append(_records(steps), GRAPH_LAUNCH, -1)
 
+    @property
+    def masks(self) -> Sequence[Mask]:
+        """Where masked steps are taken, as the ops gave them."""
+        return self._masks
+
     def steps(self, durations_us: Sequence[Array], *, num_ranks: int) -> Steps:
         """All that was appended, with its durations and masks broadcast to one `(n, r)`."""
         shapes = {np.shape(d) for d in durations_us} | {m.shape for m in self._masks}
@@ -195,7 +200,7 @@ class Encoder:
         for row, mask in enumerate(self._masks):
             masks[row] = mask
         return Steps(
-            table=self._table(),
+            table=self.table(),
             durations_us=durations,
             masks=masks,
             op_names=tuple(self._names),
@@ -203,7 +208,7 @@ class Encoder:
             communicates=np.array(self._communicates, dtype=bool),
         )
 
-    def _table(self) -> NDArray[Any]:
+    def table(self) -> NDArray[Any]:
         """The blocks joined; ops and launches numbered through."""
         if not self._blocks:
             return np.empty(0, dtype=STEP)

@@ -1,0 +1,295 @@
+"""The inner loop of bulk prediction: runs each candidate's program of gathered segments."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.curves import at
+from perfcore.maxplus import cycle_mean
+from perfcore.steps import CLOCKS
+
+Array = NDArray[np.float64]
+
+
+class Instruction(IntEnum):
+    """What one row of a program does; the columns are those of `COLUMNS`."""
+
+    LOCAL = 0  # state = matrix ⊗ state on every rank
+    RANKED = 1  # likewise, each rank with its own matrix
+    JOINT = 2  # a collective with tabulated durations
+    CLEAR = 3  # amount = 0
+    ADD = 4  # amount += term
+    OPEN = 5  # first bucket of a list of terms
+    FILL = 6  # the next term falls into the bucket; amount = its size if it closes here, else 0
+    GUARD = 7  # skip `count` rows if amount is 0
+    CURVE = 8  # a launch or collective whose duration follows the amount
+
+
+COLUMNS = (
+    "kind",
+    "key",
+    "offset",
+    "length",
+    "target",
+    "awaited",
+    "collective",
+    "count",
+    "exponent",
+    "points",
+)
+_KIND, _KEY, _OFFSET, _LENGTH, _TARGET, _AWAITED, _COLLECTIVE, _COUNT, _EXPONENT, _POINTS = range(
+    len(COLUMNS)
+)
+_LOCAL, _RANKED, _JOINT = int(Instruction.LOCAL), int(Instruction.RANKED), int(Instruction.JOINT)
+_CLEAR, _ADD, _OPEN = int(Instruction.CLEAR), int(Instruction.ADD), int(Instruction.OPEN)
+_FILL, _GUARD = int(Instruction.FILL), int(Instruction.GUARD)
+
+
+class Programs(NamedTuple):
+    """Programs of all structures, and the tables that they gather from.
+
+    Attributes:
+        rows: `(i, 10)` instructions of all structures; `length` is that of a table's entry.
+        caps: `(i, 2)`: gap and latency of a launch; the first and the later caps of a bucket.
+        row_bounds: `(s + 1,)`: each structure's part of `rows`; the other bounds likewise.
+        keys: which places a structure needs.
+        key_terms: `(v, 2)`: axis and stride, summed into a key's place.
+        rank_rows: `(y, 2)`: key, and offset into `dominators`.
+        memory_rows: `(z, 3)`: key, offset into `values`, whether by rank.
+        matrices: `(m, 16)`.
+        values: durations, terms and curves.
+        dominators: by entry and rank: bit b says that rank b is nowhere faster.
+        slots: lists of terms that fill buckets, at most, in one structure.
+    """
+
+    rows: NDArray[np.int64]
+    caps: Array
+    row_bounds: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    key_bounds: NDArray[np.int64]
+    key_terms: NDArray[np.int64]
+    key_term_bounds: NDArray[np.int64]
+    rank_rows: NDArray[np.int64]
+    rank_bounds: NDArray[np.int64]
+    memory_rows: NDArray[np.int64]
+    memory_bounds: NDArray[np.int64]
+    matrices: NDArray[np.float32]
+    values: Array
+    dominators: NDArray[np.uint64]
+    slots: int
+
+
+@numba.njit(cache=True)
+def evaluate(
+    programs: Any, structures: Any, codes: Any, ranks: int, time_us: Array, hbm_bytes: Array
+) -> None:
+    """Iteration time and memory of every candidate: `structures` `(n,)`, `codes` `(n, a)`."""
+    index = np.zeros(len(programs.key_term_bounds) - 1, dtype=np.int64)
+    alive, dominators = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.uint64)
+    size = CLOCKS * ranks
+    cells, path = np.empty(size * size, dtype=np.float32), np.empty((size + 1) * size, dtype=np.float32)
+    pending, by_rank = np.empty((CLOCKS, CLOCKS), dtype=np.float32), np.empty(ranks)
+    buckets = np.empty((programs.slots, 2))
+    for i in range(len(structures)):
+        s = structures[i]
+        for u in range(programs.key_bounds[s], programs.key_bounds[s + 1]):
+            key = programs.keys[u]
+            place = 0
+            for v in range(programs.key_term_bounds[key], programs.key_term_bounds[key + 1]):
+                place += codes[i, programs.key_terms[v, 0]] * programs.key_terms[v, 1]
+            index[key] = place
+        hbm_bytes[i] = _memory(programs, s, index, by_rank)
+        count = _survivors(programs, s, index, dominators, alive)
+        used = CLOCKS * count
+        state = cells[: used * used].reshape(used, used)
+        walks = path[: (used + 1) * used].reshape(used + 1, used)
+        _run(programs, s, index, alive[:count], state, pending, buckets)
+        time_us[i] = cycle_mean(state, walks)
+
+
+@numba.njit(cache=True)
+def _memory(programs: Any, structure: int, index: Any, by_rank: Array) -> float:
+    by_rank[:] = 0.0
+    shared = 0.0
+    ranks = len(by_rank)
+    for z in range(programs.memory_bounds[structure], programs.memory_bounds[structure + 1]):
+        place, offset = index[programs.memory_rows[z, 0]], programs.memory_rows[z, 1]
+        if programs.memory_rows[z, 2]:
+            for r in range(ranks):
+                by_rank[r] += programs.values[offset + place * ranks + r]
+        else:
+            shared += programs.values[offset + place]
+    return float(by_rank.max() + shared)
+
+
+@numba.njit(cache=True)
+def _survivors(programs: Any, structure: int, index: Any, dominators: Any, alive: Any) -> int:
+    """Ranks that no other dominates in every table, in order; of equal ranks the first."""
+    begin, end = programs.rank_bounds[structure], programs.rank_bounds[structure + 1]
+    ranks = len(alive)
+    if begin == end:
+        alive[0] = 0
+        return 1
+    dominators[:] = ~np.uint64(0)
+    for y in range(begin, end):
+        start = programs.rank_rows[y, 1] + index[programs.rank_rows[y, 0]] * ranks
+        for r in range(ranks):
+            dominators[r] &= programs.dominators[start + r]
+    count = 0
+    for r in range(ranks):
+        dropped = False
+        for other in range(ranks):
+            if (dominators[r] >> np.uint64(other)) & np.uint64(1):
+                equal = (dominators[other] >> np.uint64(r)) & np.uint64(1)
+                dropped = dropped or not equal or other < r
+        if not dropped:
+            alive[count] = r
+            count += 1
+    return count
+
+
+@numba.njit(cache=True)
+def _run(
+    programs: Any, structure: int, index: Any, alive: Any, state: Any, pending: Any, buckets: Any
+) -> None:
+    state[:] = np.float32(-np.inf)
+    for j in range(len(state)):
+        state[j, j] = 0.0
+    waiting, amount = False, 0.0
+    rows = programs.rows
+    row, end = programs.row_bounds[structure], programs.row_bounds[structure + 1]
+    while row < end:
+        kind, place = rows[row, _KIND], index[rows[row, _KEY]] + rows[row, _OFFSET]
+        if kind == _LOCAL:
+            if len(alive) == 1:
+                _multiply(programs.matrices[place], state, 0)
+            elif waiting:
+                _multiply(programs.matrices[place], pending, 0)
+            else:
+                _load(programs.matrices[place], pending)
+                waiting = True
+        elif kind == _ADD:
+            amount += programs.values[place]
+        elif kind == _FILL:
+            amount = _fill(rows[row], programs.caps[row, 1], programs.values[place], buckets)
+        elif kind == _CLEAR:
+            amount = 0.0
+        elif kind == _OPEN:
+            buckets[rows[row, _COUNT], 0], buckets[rows[row, _COUNT], 1] = 0.0, programs.caps[row, 0]
+        elif kind == _GUARD:
+            if not amount > 0:
+                row += rows[row, _COUNT]
+        else:
+            if waiting:
+                _flush(pending, state)
+                waiting = False
+            _rank_step(programs, rows[row], programs.caps[row], index, alive, state, amount)
+        row += 1
+    if waiting:
+        _flush(pending, state)
+
+
+@numba.njit(cache=True)
+def _rank_step(
+    programs: Any, row: Any, gap_latency: Any, index: Any, alive: Any, state: Any, amount: float
+) -> None:
+    """Steps that tell ranks apart or join them."""
+    kind, place = row[_KIND], index[row[_KEY]]
+    if kind == _RANKED:
+        for k in range(len(alive)):
+            _multiply(programs.matrices[row[_OFFSET] + place * row[_LENGTH] + alive[k]], state, CLOCKS * k)
+    elif kind == _JOINT:
+        start = row[_OFFSET] + place * row[_LENGTH]
+        _launch(row, gap_latency, programs.values[start : start + row[_LENGTH]], alive, state, amount)
+    else:
+        us = 0.0
+        start = row[_OFFSET] + place * row[_LENGTH]
+        if amount > 0:
+            us = at(programs.values, start, row[_EXPONENT], row[_POINTS], amount)
+        elif programs.values[start] < 0:
+            us = -1.0
+        _launch(row, gap_latency, np.array([us]), alive, state, amount)
+
+
+@numba.njit(cache=True)
+def _fill(row: Any, next_cap: float, value: float, buckets: Any) -> float:
+    """`Bucket.value`'s rule, one term further; the bytes that close here."""
+    slot = row[_COUNT]
+    filled = buckets[slot, 0] + value
+    if filled >= buckets[slot, 1] or row[_LENGTH]:
+        buckets[slot, 0] = 0.0
+        if filled > 0:
+            buckets[slot, 1] = next_cap
+        return float(filled)
+    buckets[slot, 0] = filled
+    return 0.0
+
+
+@numba.njit(cache=True)
+def _launch(row: Any, gap_latency: Any, us: Array, alive: Any, state: Any, amount: float) -> None:
+    """A launch on every surviving rank; a collective's ranks end together. `us` < 0: the rank is absent."""
+    gap, latency = np.float32(gap_latency[0]), np.float32(gap_latency[1])
+    for k in range(len(alive)):
+        duration = us[alive[k]] if len(us) > 1 else us[0]
+        if duration < 0:
+            continue
+        target, base = CLOCKS * k + row[_TARGET], CLOCKS * k
+        for j in range(len(state)):
+            state[target, j] = max(state[target, j] + gap, state[base, j] + latency)
+        for clock in range(CLOCKS):
+            if row[_AWAITED] >> clock & 1:
+                for j in range(len(state)):
+                    state[target, j] = max(state[target, j], state[base + clock, j])
+        if not row[_COLLECTIVE]:
+            for j in range(len(state)):
+                state[target, j] += np.float32(duration)
+    if row[_COLLECTIVE]:
+        _join(row[_TARGET], us, alive, state)
+
+
+@numba.njit(cache=True)
+def _join(clock: int, us: Array, alive: Any, state: Any) -> None:
+    transfer = np.float32(us.max())
+    for j in range(len(state)):
+        latest = np.float32(-np.inf)
+        for k in range(len(alive)):
+            if us[alive[k] if len(us) > 1 else 0] >= 0:
+                latest = max(latest, state[CLOCKS * k + clock, j])
+        for k in range(len(alive)):
+            if us[alive[k] if len(us) > 1 else 0] >= 0:
+                state[CLOCKS * k + clock, j] = latest + transfer
+
+
+@numba.njit(cache=True)
+def _load(matrix: Any, out: Any) -> None:
+    for k in range(CLOCKS):
+        for j in range(CLOCKS):
+            out[k, j] = matrix[CLOCKS * k + j]
+
+
+@numba.njit(cache=True)
+def _flush(pending: Any, state: Any) -> None:
+    """The matrix that all ranks share, applied to each."""
+    flat = pending.reshape(CLOCKS * CLOCKS)
+    for base in range(0, len(state), CLOCKS):
+        _multiply(flat, state, base)
+
+
+@numba.njit(cache=True)
+def _multiply(matrix: Any, state: Any, base: int) -> None:
+    """Four rows of `state` from `base` on become `matrix ⊗` them."""
+    m0, m1, m2, m3 = matrix[0], matrix[1], matrix[2], matrix[3]
+    m4, m5, m6, m7 = matrix[4], matrix[5], matrix[6], matrix[7]
+    m8, m9, m10, m11 = matrix[8], matrix[9], matrix[10], matrix[11]
+    m12, m13, m14, m15 = matrix[12], matrix[13], matrix[14], matrix[15]
+    for j in range(state.shape[1]):
+        a, b, c, d = state[base, j], state[base + 1, j], state[base + 2, j], state[base + 3, j]
+        state[base, j] = max(max(m0 + a, m1 + b), max(m2 + c, m3 + d))
+        state[base + 1, j] = max(max(m4 + a, m5 + b), max(m6 + c, m7 + d))
+        state[base + 2, j] = max(max(m8 + a, m9 + b), max(m10 + c, m11 + d))
+        state[base + 3, j] = max(max(m12 + a, m13 + b), max(m14 + c, m15 + d))
