@@ -304,11 +304,7 @@ Kernel: TypeAlias = (
 def dims(kernel: Kernel) -> dict[str, Dim]:
     """The numeric fields of a kernel by name, in order; enums, strings and flags are left out."""
     values = ((f.name, getattr(kernel, f.name)) for f in fields(kernel))
-    return {
-        k: v
-        for k, v in values
-        if not isinstance(v, (str, bool, type(None))) and not (k == "axis")
-    }
+    return {k: v for k, v in values if not isinstance(v, (str, bool, type(None))) and not (k == "axis")}
 
 
 def summed_dim(kernel: Kernel) -> str | None:

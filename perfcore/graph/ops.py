@@ -66,6 +66,8 @@ class Op:
         waits: `(waiting stream, awaited stream)` pairs executed before the first launch
             (`cudaStreamWaitEvent` on an event recorded just now).
         present: False (broadcasting to `(..., r)`) where the op does not run at all: an absent layer.
+        continues: the host is still inside the op before, whose T3 was charged too early: T5 minus T3 stands
+            in place of T1 and T2. So one op whose launches depend on many axes can be spread over regions.
         phase: which part of the iteration, for reports: `forward`, `backward`, `optimizer`, ...
         module: which part of the model, for reports: `bottom_mlp`, `embedding`, ...
     """
@@ -75,6 +77,7 @@ class Op:
     leaves: tuple[Leaf, ...] = ()
     waits: tuple[tuple[Stream, Stream], ...] = ()
     present: NDArray[np.bool_] | bool = True
+    continues: bool = False
     phase: str = ""
     module: str = ""
 

@@ -1,0 +1,259 @@
+"""Collectives of hybrid parallelism, as TorchRec and `DistributedDataParallel` place them.
+
+Tables are model parallel: lookups go to their owners (all-to-all of lengths, then of indices), pooled
+embeddings come back (all-to-all for whole tables and columns, reduce-scatter for rows), gradients take the
+opposite way. The dense part and replicated tables are data parallel: bucketed all-reduce.
+
+Bags have fixed lengths, so the sizes of every exchange are known to the host, and it waits for none.
+
+NCCL's stream waits for the compute stream's end when a collective is called (`after`). With `overlapped`
+communication the backward exchange runs beside the bottom MLP's backward; the event that the lookups' backward
+waits for is held on the copy stream's clock, which is otherwise idle, so that it does not wait for the
+all-reduces that were called in between.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfcore.design.model import Interaction
+from perfcore.design.training import Communication, EmbeddingFusion, Precision
+from perfcore.graph import cross
+from perfcore.graph.embedding import output_bytes
+from perfcore.graph.kernels import Array, Bucket, Collective, CollectiveKind, Concat, Dim
+from perfcore.graph.mlp import Waits
+from perfcore.graph.ops import Launch, Leaf, Op, Stream
+from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, INT64_BYTES, TINY, Mask, elementwise, mask_of
+from perfcore.graph.sizes import BOTTOM, TOP, Sizes
+
+MODULE = "communication"
+# Defaults of `torch.nn.parallel.DistributedDataParallel`: `bucket_cap_mb=25`, and a first bucket of
+# `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES` so that communication starts early.
+FIRST_BUCKET_BYTES = 1024.0 * 1024.0
+BUCKET_CAP_BYTES = 25 * 1024.0 * 1024.0
+
+HOLD_EVENT = ((Stream.COPY, Stream.COMMUNICATION),)
+AWAIT_EVENT = ((Stream.COMPUTE, Stream.COPY),)
+
+
+def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]:
+    """Lengths, then indices, to the owners of the tables; bags are put into the owner's order."""
+    sharded = _sharded(sizes)
+    present = mask_of(sharded.any(axis=(-2, -1))[..., None])
+    if present is False:
+        return ()
+    shards = sizes.dims.shards
+    tables = sharded.sum(axis=-1).astype(np.float64)
+    pooling = (shards.pooling * sharded).sum(axis=-1)
+    lengths, indices = _exchanged(sizes, tables), _exchanged(sizes, pooling)
+    serial = communication is Communication.SERIAL
+    local_bags, local_lookups = sizes.batch * sizes.num_tables, sizes.batch * sizes.total_pooling
+    return (
+        _permute(local_bags, local_lookups, present, ()),
+        _call("c10d::alltoall_base_", _all_to_all(sizes, lengths * INT64_BYTES), present),
+        _call(
+            "c10d::alltoall_base_",
+            _all_to_all(sizes, indices * INT64_BYTES),
+            present,
+            waits=AWAIT_COLLECTIVES if serial else (),
+        ),
+        _permute(sizes.global_batch * tables, sizes.global_batch * pooling, present, AWAIT_COLLECTIVES),
+        Op(
+            "fbgemm::asynchronous_complete_cumsum",
+            (
+                TINY,
+                TINY,
+                elementwise("cumsum", sizes.global_batch * tables, read=INT64_BYTES, written=INT64_BYTES),
+            ),
+            present=present,
+            phase="forward",
+            module=MODULE,
+        ),
+    )
+
+
+def forward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
+    """Calls of the pooled embeddings' all-to-all and of the partial sums' reduce-scatter."""
+    size = output_bytes(embedding, table_precision)
+    ops: list[Op] = []
+    pooled = sizes.holds("pooled", anywhere=True)
+    if pooled is not False:
+        if embedding is EmbeddingFusion.PER_TABLE:
+            ops += _local_concat(sizes, size, split=False)
+        exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
+        ops.append(_call("All2All_Pooled_Req", exchange, pooled))
+    row_split = sizes.holds("row_split", anywhere=True)
+    if row_split is not False:
+        reduce = _collective(sizes, CollectiveKind.REDUCE_SCATTER, _row_split_elements(sizes) * size)
+        ops.append(_call("ReduceScatter_Req", reduce, row_split))
+    return tuple(ops)
+
+
+def forward_wait(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
+    """The compute stream waits; what came from each rank is put side by side (views where tables are apart)."""
+    size = output_bytes(embedding, table_precision)
+    ops: list[Op] = []
+    pooled = sizes.holds("pooled", anywhere=True)
+    if pooled is not False:
+        launches: tuple[Launch, ...] = ()
+        if embedding is EmbeddingFusion.TABLE_BATCHED:
+            launches = (Launch(_gathered(sizes, size, split=False)),)
+        ops.append(_wait("All2All_Pooled_Wait", launches, pooled, waits=AWAIT_COLLECTIVES, phase="forward"))
+    row_split = sizes.holds("row_split", anywhere=True)
+    if row_split is not False:
+        ops.append(_wait("ReduceScatter_Wait", (), row_split, waits=AWAIT_COLLECTIVES, phase="forward"))
+    return tuple(ops)
+
+
+def backward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
+    """Gradients of the pooled embeddings set out for the owners of the tables."""
+    size = output_bytes(embedding, table_precision)
+    ops: list[Op] = []
+    row_split = sizes.holds("row_split", anywhere=True)
+    if row_split is not False:
+        gather = _collective(sizes, CollectiveKind.ALL_GATHER, _row_split_elements(sizes) * size)
+        ops.append(_call("ReduceScatter_WaitBackward", gather, row_split, phase="backward"))
+    pooled = sizes.holds("pooled", anywhere=True)
+    if pooled is not False:
+        exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
+        before = Launch(_gathered(sizes, size, split=True))
+        ops.append(_call("All2All_Pooled_WaitBackward", exchange, pooled, before=(before,), phase="backward"))
+    return tuple(ops)
+
+
+def backward_wait(
+    sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision, communication: Communication
+) -> tuple[Op, ...]:
+    """The gradients have arrived; TorchRec scales them by the world's size."""
+    size = output_bytes(embedding, table_precision)
+    waits = AWAIT_EVENT if communication is Communication.OVERLAPPED else AWAIT_COLLECTIVES
+    ops: list[Op] = []
+    for kind, name in (("pooled", "All2All_Pooled_ReqBackward"), ("row_split", "ReduceScatter_ReqBackward")):
+        present = sizes.holds(kind, anywhere=True)
+        if present is not False:
+            elements = sizes.global_batch * sizes.columns_held(kind)
+            scale = elementwise("div", elements, read=size, written=size)
+            ops.append(_wait(name, (scale,), present, waits=waits, phase="backward"))
+    if embedding is EmbeddingFusion.PER_TABLE and sizes.holds("pooled", anywhere=True) is not False:
+        ops += _local_concat(sizes, size, split=True)
+    return tuple(ops)
+
+
+def gradient_terms(
+    sizes: Sizes, interaction: Interaction, cross_layers: int, table_precision: Precision
+) -> tuple[Array, ...]:
+    """Gradient bytes in the order in which they become ready, which is the order of the buckets.
+
+    One term a layer: top MLP, cross layers, bottom MLP, each last layer first, then replicated tables.
+    """
+
+    def layer(module: str, slot: int) -> Array:
+        needed = interaction if module == TOP and sizes.reads_module_input(module, slot) else None
+        return sizes.layer(module, slot, needed).parameters * FP32_BYTES
+
+    top = [layer(TOP, j) for j in reversed(range(sizes.num_slots(TOP)))]
+    bottom = [layer(BOTTOM, j) for j in reversed(range(sizes.num_slots(BOTTOM)))]
+    crossed = [cross.parameters(sizes) * FP32_BYTES] * (
+        cross_layers if interaction is Interaction.DCN_V2 else 0
+    )
+    return (*top, *crossed, *bottom, *replicated_term(sizes, table_precision))
+
+
+def replicated_term(sizes: Sizes, table_precision: Precision) -> tuple[Array, ...]:
+    """Gradient bytes of replicated tables, as one term; none where there are none."""
+    if sizes.holds("replicated", anywhere=True) is False:
+        return ()
+    shards = sizes.dims.shards
+    elements = (shards.rows * shards.dim * (shards.replicated & shards.present)).sum(axis=-1)
+    per_element = 2.0 if table_precision is Precision.BF16 else FP32_BYTES
+    return (elements.max(axis=-1, keepdims=True) * per_element,)
+
+
+def all_reduce(sizes: Sizes, terms: tuple[Array, ...], index: int) -> tuple[Op, ...]:
+    """The bucket that closes at term `index`, if one does: an empty bucket is no op."""
+    bucket = Bucket(terms, index, FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES)
+    launch = _collective(sizes, CollectiveKind.ALL_REDUCE, bucket)
+    return (_call("c10d::allreduce_", launch, True, phase="backward"),)
+
+
+def _sharded(sizes: Sizes) -> Mask:
+    shards = sizes.dims.shards
+    return (shards.pooled | shards.row_split) & shards.present
+
+
+def _exchanged(sizes: Sizes, per_sample: Array) -> Array:
+    """`(..., 1)`: values of an all-to-all, the maximum over ranks of what one receives or sends.
+
+    The owner handles `per_sample` values `(..., r)` of every sample, the others all owners' of their own.
+    """
+    owners = sizes.global_batch * per_sample.max(axis=-1, keepdims=True)
+    others = sizes.batch * per_sample.sum(axis=-1, keepdims=True)
+    return np.maximum(owners, others)
+
+
+def _row_split_elements(sizes: Sizes) -> Array:
+    """`(..., 1)`: partial sums of all samples, for all tables whose rows are split."""
+    shards = sizes.dims.shards
+    dims = (shards.dim * (shards.row_split & shards.present)).max(axis=-2)
+    return sizes.global_batch * dims.sum(axis=-1, keepdims=True)
+
+
+def _all_to_all(sizes: Sizes, size: Array) -> Launch:
+    return _collective(sizes, CollectiveKind.ALL_TO_ALL, size)
+
+
+def _collective(sizes: Sizes, kind: CollectiveKind, size: Dim) -> Launch:
+    kernel = Collective(kind, size, sizes.dims.world_size, sizes.dims.local_world_size)
+    return Launch(kernel, Stream.COMMUNICATION, after=(Stream.COMPUTE,))
+
+
+def _call(
+    name: str,
+    launch: Launch,
+    present: Mask | bool,
+    *,
+    before: tuple[Launch, ...] = (),
+    waits: Waits = (),
+    phase: str = "forward",
+) -> Op:
+    return Op(name, (*before, launch), waits=waits, present=present, phase=phase, module=MODULE)
+
+
+def _wait(name: str, launches: tuple[Launch, ...], present: Mask | bool, *, waits: Waits, phase: str) -> Op:
+    return Op(name, launches, waits=waits, present=present, phase=phase, module=MODULE)
+
+
+def _permute(bags: Array, lookups: Array, present: Mask | bool, waits: Waits) -> Op:
+    """Lengths and indices in another order of tables: seven launches, as in public traces."""
+    launches = (
+        elementwise("permute", bags, read=INT64_BYTES, written=INT64_BYTES),
+        TINY,
+        elementwise("cumsum", bags, read=INT64_BYTES, written=INT64_BYTES),
+        TINY,
+        TINY,
+        elementwise("cumsum", bags, read=INT64_BYTES, written=INT64_BYTES),
+        elementwise("permute", lookups, read=INT64_BYTES, written=INT64_BYTES),
+    )
+    name = "fbgemm::permute_2D_sparse_data"
+    return Op(name, launches, waits=waits, present=present, phase="forward", module=MODULE)
+
+
+def _local_concat(sizes: Sizes, size: float, *, split: bool) -> list[Op]:
+    """The tables of a rank side by side before they are sent; apart again (views) on the way back."""
+    shards = sizes.dims.shards
+    elements = sizes.global_batch * sizes.columns_held("pooled")
+    parts = (shards.pooled & shards.present).sum(axis=-1).astype(np.float64)
+    present = sizes.holds("pooled")
+    if split:
+        return [
+            Op("CatBackward0", (), (Leaf("aten.slice"),), present=present, phase="backward", module=MODULE)
+        ]
+    launch = Launch(Concat(elements * size, parts))
+    return [Op("aten::cat", (launch,), present=present, phase="forward", module=MODULE)]
+
+
+def _gathered(sizes: Sizes, size: float, *, split: bool) -> Concat:
+    """What a rank's samples got from (or send to) every owner, side by side."""
+    columns = sizes.columns_held("pooled")
+    owners = (columns > 0).sum(axis=-1, keepdims=True).astype(np.float64)
+    return Concat(sizes.batch * columns.sum(axis=-1, keepdims=True) * size, owners, split=split)

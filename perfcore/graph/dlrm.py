@@ -1,0 +1,254 @@
+"""One training iteration of a DLRM as a workload graph, op by op as PyTorch executes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from perfcore.design.design import Design
+from perfcore.design.model import Interaction
+from perfcore.design.training import (
+    Communication,
+    Launches,
+    OptimizerFusion,
+)
+from perfcore.graph import communication, cross, embedding, interaction, loss, mlp, optimizer, table_optimizer
+from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
+from perfcore.graph.kernels import Array
+from perfcore.graph.ops import Op, Region, WorkloadGraph
+from perfcore.graph.parts import AWAIT_COLLECTIVES
+from perfcore.graph.sizes import BOTTOM, TOP, Sizes
+
+
+class DlrmBuilder:
+    """Builds the graphs of all structures over one set of dims.
+
+    A region is built once for each setting of the switches that it depends on, so structures that agree on
+    them share the very object.
+    """
+
+    def __init__(self, dims: Dims) -> None:
+        self._sizes = Sizes(dims)
+        self._regions: dict[tuple[Hashable, ...], Region] = {}
+        self._terms: dict[tuple[Hashable, ...], tuple[Array, ...]] = {}
+
+    def graph(self, structure: Structure) -> WorkloadGraph:
+        """The iteration of one structure: input, forward, loss, backward, optimizers."""
+        fusion = structure.fusion
+        inputs = self._region(
+            "input", loss.input_copies, fusion.embedding, structure.pinned_input, structure.distributed
+        )
+        regions = (
+            inputs,
+            *self._forward(structure),
+            *self._loss(structure),
+            *self._backward(structure),
+            *self._optimizers(structure),
+        )
+        return WorkloadGraph(
+            tuple(r for r in regions if r.ops),
+            num_ranks=self._sizes.dims.num_ranks,
+            captured_from=1 if fusion.launches is Launches.CUDA_GRAPH else None,
+        )
+
+    def _forward(self, structure: Structure) -> list[Region]:
+        fusion, tables = structure.fusion, _table_switches(structure)
+        bottom = [self._layer(BOTTOM, j, structure) for j in range(self._sizes.num_slots(BOTTOM))]
+        lookup = self._region(
+            "embedding", embedding.forward, *tables, structure.table_optimizer, structure.distributed
+        )
+        if structure.distributed:
+            sparse = [
+                self._region("input_exchange", communication.input_exchange, fusion.communication),
+                lookup,
+            ]
+            call = self._region("forward_exchange", communication.forward_exchange, *tables)
+            wait = self._region("forward_wait", communication.forward_wait, *tables)
+            serial = fusion.communication is Communication.SERIAL
+            first = [*sparse, call, wait, *bottom] if serial else [*sparse, call, *bottom, wait]
+        else:
+            first = [*bottom, lookup]
+        top = [self._layer(TOP, j, structure) for j in range(self._sizes.num_slots(TOP))]
+        return [*first, *self._interaction(structure), *top]
+
+    def _loss(self, structure: Structure) -> list[Region]:
+        names = (
+            optimizer.CLASS_NAME[structure.optimizer],
+            *table_optimizer.optimizer_names(structure.table_optimizer, structure.fusion.embedding),
+        )
+        return [
+            self._region("loss", loss.forward, structure.loss, structure.precision),
+            self._region("zero_grad", loss.zero_grad, names),
+            self._region("loss_backward", loss.backward, structure.loss, structure.precision),
+        ]
+
+    def _backward(self, structure: Structure) -> list[Region]:
+        """Autograd's order; each layer's gradients are followed by the bucket that they may close."""
+        fusion, tables = structure.fusion, _table_switches(structure)
+        distributed = structure.distributed
+        reduce = _Reducer(self, structure) if distributed else None
+        serial_waits = (
+            AWAIT_COLLECTIVES if distributed and fusion.communication is Communication.SERIAL else ()
+        )
+        regions: list[Region] = []
+
+        def add(*more: Region, reduces: bool = False) -> None:
+            regions.extend(more)
+            if reduce and reduces:
+                regions.append(reduce.next())
+
+        for slot in reversed(range(self._sizes.num_slots(TOP))):
+            add(self._layer_backward(TOP, slot, structure, serial_waits), reduces=True)
+        for region, is_cross in self._interaction_backward(structure):
+            add(region, reduces=is_cross)
+        lookup = self._region(
+            "embedding_backward", embedding.backward, *tables, structure.table_optimizer, distributed
+        )
+        if not distributed:
+            add(lookup)
+        else:
+            add(self._region("backward_exchange", communication.backward_exchange, *tables))
+        for slot in reversed(range(self._sizes.num_slots(BOTTOM))):
+            opens = slot == self._sizes.num_slots(BOTTOM) - 1 and distributed
+            waits = communication.HOLD_EVENT if opens and not serial_waits else serial_waits
+            add(self._layer_backward(BOTTOM, slot, structure, waits), reduces=True)
+        if reduce:
+            add(
+                self._region("backward_wait", communication.backward_wait, *tables, fusion.communication),
+                lookup,
+                *reduce.rest(),
+            )
+        return regions
+
+    def _optimizers(self, structure: Structure) -> list[Region]:
+        kind, implementation = structure.optimizer, structure.fusion.optimizer
+        if implementation is OptimizerFusion.FOR_LOOP:
+            where = optimizer.slots(self._sizes, structure.interaction, structure.cross_layers)
+            dense = [
+                self._region(
+                    f"optimizer/{module}/{slot}",
+                    optimizer.for_loop,
+                    kind,
+                    module,
+                    slot,
+                    self._input_kind(module, slot, structure.interaction),
+                    number == 0,
+                    structure.distributed,
+                )
+                for number, (module, slot) in enumerate(where)
+            ]
+        else:
+            switches = (kind, implementation, structure.interaction, structure.cross_layers)
+            dense = [self._region("optimizer", optimizer.multi_tensor, *switches, structure.distributed)]
+        embeddings, table_precision = _table_switches(structure)
+        tables = self._region(
+            "table_optimizer",
+            table_optimizer.step,
+            embeddings,
+            structure.table_optimizer,
+            table_precision,
+            structure.distributed,
+        )
+        return [*dense, tables]
+
+    def _layer(self, module: str, slot: int, structure: Structure) -> Region:
+        return self._region(
+            f"{module}/{slot}",
+            mlp.forward,
+            module,
+            slot,
+            structure.precision,
+            structure.fusion.mlp,
+            self._input_kind(module, slot, structure.interaction),
+        )
+
+    def _layer_backward(self, module: str, slot: int, structure: Structure, waits: mlp.Waits) -> Region:
+        return self._region(
+            f"{module}_backward/{slot}",
+            mlp.backward,
+            module,
+            slot,
+            structure.precision,
+            structure.fusion.mlp,
+            self._input_kind(module, slot, structure.interaction),
+            structure.distributed,
+            waits,
+        )
+
+    def _interaction(self, structure: Structure) -> list[Region]:
+        switches = (structure.precision, *_table_switches(structure))
+        if structure.interaction is Interaction.DOT:
+            return [self._region("interaction", interaction.forward, *_dot_switches(structure))]
+        concat = self._region("interaction", interaction.concat_forward, *switches)
+        layer = [self._region("cross", cross.forward, structure.precision)] * structure.cross_layers
+        return [concat, *(layer if structure.interaction is Interaction.DCN_V2 else [])]
+
+    def _interaction_backward(self, structure: Structure) -> list[tuple[Region, bool]]:
+        """Regions in autograd's order, and whether each has parameters."""
+        if structure.interaction is Interaction.DOT:
+            dot = self._region("interaction_backward", interaction.backward, *_dot_switches(structure))
+            return [(dot, False)]
+        switches = (structure.precision, *_table_switches(structure))
+        concat = self._region("interaction_backward", interaction.concat_only_backward, *switches)
+        depth = structure.cross_layers if structure.interaction is Interaction.DCN_V2 else 0
+        layers = [
+            self._region(
+                "cross_backward",
+                cross.backward,
+                structure.precision,
+                number == 0,
+                number == depth - 1,
+                structure.distributed,
+            )
+            for number in reversed(range(depth))
+        ]
+        return [*((layer, True) for layer in layers), (concat, False)]
+
+    def _input_kind(self, module: str, slot: int, kind: Interaction) -> Interaction | None:
+        """The interaction, where the slot's sizes depend on it."""
+        return kind if module == TOP and self._sizes.reads_module_input(module, slot) else None
+
+    def _region(self, name: str, build: Callable[..., tuple[Op, ...]], *switches: Any) -> Region:
+        key = (name, build, switches)
+        region = self._regions.get(key)
+        if region is None:
+            region = self._regions[key] = Region(name, build(self._sizes, *switches))
+        return region
+
+
+class _Reducer:
+    """Hands out the all-reduce regions of one structure in the order in which gradients become ready."""
+
+    def __init__(self, builder: DlrmBuilder, structure: Structure) -> None:
+        switches = (structure.interaction, structure.cross_layers, structure.table_precision)
+        terms = builder._terms.get(switches)
+        if terms is None:
+            terms = builder._terms[switches] = communication.gradient_terms(builder._sizes, *switches)
+        self._builder, self._switches, self._terms, self._given = builder, switches, terms, 0
+
+    def next(self) -> Region:
+        """The region of the next term."""
+        index, key = self._given, ("all_reduce", self._switches, self._given)
+        self._given += 1
+        regions = self._builder._regions
+        if key not in regions:
+            ops = communication.all_reduce(self._builder._sizes, self._terms, index)
+            regions[key] = Region(f"all_reduce/{index}", ops)
+        return regions[key]
+
+    def rest(self) -> list[Region]:
+        """The regions of all terms left."""
+        return [self.next() for _ in range(len(self._terms) - self._given)]
+
+
+def graph_of(design: Design) -> WorkloadGraph:
+    """The iteration of one design."""
+    return DlrmBuilder(dims_of([design])).graph(structure_of(design))
+
+
+def _table_switches(structure: Structure) -> tuple[Any, Any]:
+    return structure.fusion.embedding, structure.table_precision
+
+
+def _dot_switches(structure: Structure) -> tuple[Any, ...]:
+    return (structure.precision, structure.fusion.interaction, *_table_switches(structure))

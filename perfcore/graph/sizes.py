@@ -1,0 +1,186 @@
+"""Sizes that several parts of the graph need, computed once from `Dims`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.design.model import Interaction
+from perfcore.graph.dims import Dims
+from perfcore.graph.kernels import Array
+from perfcore.graph.parts import Mask, mask_of
+
+BOTTOM, TOP = "bottom_mlp", "top_mlp"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerVariant:
+    """A linear layer as its MLP's first layer, or not.
+
+    Attributes:
+        first: it reads the MLP's input (for the bottom MLP: no gradient leaves it).
+        present: where this variant is the one that runs, broadcasting to `(..., r)`.
+    """
+
+    first: bool
+    present: Mask | bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One MLP slot: `(..., 1)` widths, 0 where a design lacks the layer.
+
+    Attributes:
+        inputs: columns of its input.
+        outputs: columns of its output.
+        last: no ReLU follows (the top MLP's last layer).
+        variants: mutually exclusive; none where no design has the layer.
+    """
+
+    inputs: Array
+    outputs: Array
+    last: bool
+    variants: tuple[LayerVariant, ...]
+
+    @property
+    def parameters(self) -> Array:
+        """`(..., 1)`: weights and biases."""
+        return self.outputs * (self.inputs + 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """One embedding table on every rank; fields `(..., r)`, `sharded` kinds are masks.
+
+    Attributes:
+        rows, dim, pooling, skew: of the rank's shard.
+        batch: bags that the rank looks up.
+        lookups: `batch * pooling`.
+        sharded: the rank holds a shard that no other rank has.
+        replicated: every rank holds the table, and its gradient is dense and all-reduced.
+    """
+
+    rows: Array
+    dim: Array
+    pooling: Array
+    skew: Array
+    batch: Array
+    lookups: Array
+    sharded: Mask | bool
+    replicated: Mask | bool
+
+
+class Sizes:
+    """Derived arrays, each broadcasting to `(..., r)`; nothing is expanded over axes it does not depend on."""
+
+    def __init__(self, dims: Dims) -> None:
+        self.dims = dims
+        self.batch: Array = dims.local_batch
+        self.global_batch: Array = dims.global_batch
+        self.embedding_dim: Array = dims.embedding_dim
+        self.num_tables = dims.num_tables
+        self.features = float(dims.num_tables + 1)
+        self.pairs = self.features * (self.features - 1.0) / 2.0
+        self.layer = cache(self._layer)
+        self.tables = cache(self._tables)
+
+    def num_slots(self, module: str) -> int:
+        """Slots of an MLP, its output layer included."""
+        return len(self.dims.bottom_hidden if module == BOTTOM else self.dims.top_hidden) + 1
+
+    @cached_property
+    def table_dims(self) -> tuple[Array, ...]:
+        """Columns of each whole table, `(..., 1)`: the sum over the ranks that split its columns."""
+        shards = self.dims.shards
+        dim = shards.dim * shards.present
+        whole = np.where((shards.pooled & shards.present).any(axis=-2), dim.sum(axis=-2), dim.max(axis=-2))
+        return _columns(whole)
+
+    @cached_property
+    def table_poolings(self) -> tuple[Array, ...]:
+        """Mean lookups per sample of each whole table, `(..., 1)`: the sum over the ranks that split its rows."""
+        shards = self.dims.shards
+        pooling = shards.pooling * shards.present
+        split = (shards.row_split & shards.present).any(axis=-2)
+        return _columns(np.where(split, pooling.sum(axis=-2), pooling.max(axis=-2)))
+
+    @cached_property
+    def concat_width(self) -> Array:
+        """`(..., 1)`: columns of all features side by side."""
+        return np.asarray(sum(self.table_dims, start=self.embedding_dim))
+
+    def interaction_width(self, interaction: Interaction) -> Array:
+        """`(..., 1)`: columns of the interaction's output."""
+        return self.embedding_dim + self.pairs if interaction is Interaction.DOT else self.concat_width
+
+    @cached_property
+    def total_pooling(self) -> Array:
+        """`(..., 1)`: lookups per sample over all tables."""
+        return np.asarray(sum(self.table_poolings))
+
+    def holds(self, kind: str, *, anywhere: bool = False) -> Mask | bool:
+        """Where a rank (or, `anywhere`, some rank) holds a shard of a kind: a flag of `Shards`."""
+        flags = (getattr(self.dims.shards, kind) & self.dims.shards.present).any(axis=-1)
+        return mask_of(flags.any(axis=-1, keepdims=True) if anywhere else flags)
+
+    def columns_held(self, kind: str) -> Array:
+        """`(..., r)`: columns of a rank's shards of a kind, summed over tables."""
+        shards = self.dims.shards
+        return np.asarray((shards.dim * (getattr(shards, kind) & shards.present)).sum(axis=-1))
+
+    def _layer(self, module: str, slot: int, interaction: Interaction | None) -> Layer:
+        hidden = self.dims.bottom_hidden if module == BOTTOM else self.dims.top_hidden
+        outputs: Array = (*hidden, self.embedding_dim if module == BOTTOM else _ONE)[slot]
+        before = hidden[slot - 1] if slot else _ZERO
+        variants = tuple(
+            LayerVariant(first, present)
+            for first, present in (
+                (False, mask_of((outputs > 0) & (before > 0))),
+                (True, mask_of((outputs > 0) & (before == 0))),
+            )
+            if present is not False
+        )
+        inputs = before
+        if any(v.first for v in variants):
+            inputs = np.where(before > 0, before, self._module_input(module, interaction))
+        return Layer(inputs, outputs, module == TOP and slot == len(hidden), variants)
+
+    def _module_input(self, module: str, interaction: Interaction | None) -> Array:
+        if module == BOTTOM:
+            return np.full((1, 1), float(self.dims.num_dense_features))
+        assert interaction is not None, "the first layer of the top MLP depends on the interaction"
+        return self.interaction_width(interaction)
+
+    def reads_module_input(self, module: str, slot: int) -> bool:
+        """Whether some design's MLP begins at that slot."""
+        hidden = self.dims.bottom_hidden if module == BOTTOM else self.dims.top_hidden
+        return slot == 0 or bool((hidden[slot - 1] == 0).any())
+
+    def _tables(self, distributed: bool) -> tuple[Table, ...]:
+        shards = self.dims.shards
+        present = shards.present
+        local = shards.replicated if distributed else np.ones_like(present)
+        batch = np.where(local, self.batch[..., None], self.global_batch[..., None])
+        batch = np.broadcast_to(batch, np.broadcast_shapes(batch.shape, shards.rows.shape))
+        lookups = batch * shards.pooling
+        sharded, replicated = present & ~(local & distributed), present & (local & distributed)
+        fields = (shards.rows, shards.dim, shards.pooling, shards.skew, batch, lookups)
+        return tuple(
+            Table(
+                *(field[..., t] for field in fields),
+                sharded=mask_of(sharded[..., t]),
+                replicated=mask_of(replicated[..., t]),
+            )
+            for t in range(self.num_tables)
+        )
+
+
+_ONE, _ZERO = np.ones((1, 1)), np.zeros((1, 1))
+
+
+def _columns(values: NDArray[np.float64]) -> tuple[Array, ...]:
+    """`(..., t)` as t arrays `(..., 1)`."""
+    return tuple(values[..., t : t + 1] for t in range(values.shape[-1]))
