@@ -25,10 +25,22 @@ _KIN = {
         for p in ("", "fbgemm::")
     },
     **{f"torch::autograd::CppNode<SplitLookupFunction_{o}_Op>": _LOOKUPS_BACKWARD for o in _TABLE_OPTIMIZERS},
-    **{f"Optimizer.step#{o}.step": "Optimizer.step#SGD.step" for o in ("Adam", "Adagrad")},
+    **{f"Optimizer.step#{o}.step": "Optimizer.step#Adagrad.step" for o in ("Adam", "RowwiseAdagrad")},
     **{
-        f"Optimizer.zero_grad#{o}.zero_grad": "Optimizer.zero_grad#SGD.zero_grad" for o in ("Adam", "Adagrad")
+        f"Optimizer.zero_grad#{o}.zero_grad": "Optimizer.zero_grad#SGD.zero_grad"
+        for o in ("Adam", "Adagrad", "RowwiseAdagrad")
     },
+    **{
+        f"ReduceScatter_{part}": f"All2All_Pooled_{part}"
+        for part in ("Req", "Wait", "ReqBackward", "WaitBackward")
+    },
+    "aten::embedding_bag": "fbgemm::dense_embedding_codegen_lookup_function",
+    "EmbeddingBagBackward0": "torch::autograd::CppNode<SplitLookupFunction_Dense_Op>",
+    # Functions written in Python, as the study's lookups are.
+    "_PairProducts": "LookupFunction",
+    "_PairProductsBackward": "LookupFunctionBackward",
+    "MmBackward0": "AddmmBackward0",
+    "AddBackward0": "MulBackward0",
     "aten::_addmm_activation": "aten::linear",
     "nccl:all_reduce": "c10d::allreduce_",
     "nccl:all_to_all": "c10d::alltoall_base_",

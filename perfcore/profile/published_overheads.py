@@ -14,6 +14,8 @@ from perfcore.trace.extract import Overhead
 Means: TypeAlias = dict[tuple[str, Overhead], float]
 ANY_OP = "(all)"
 _MODELS = ("DLRM_default", "DLRM_MLPerf", "DLRM_DDP")
+# Ops of other DLRM variants, which the study saw in other models only.
+_ELSEWHERE = ("MulBackward0", "ToCopyBackward0", "aten::add", "aten::mul")
 _BATCHES = ("512", "1024", "2048", "4096")
 # Autograd nodes got a number in 2021; the study's custom functions keep their names.
 _NUMBERED = ("Addmm", "BinaryCrossEntropy", "Cat", "Index", "MseLoss", "Sigmoid", "Slice", "T", "View")
@@ -57,8 +59,7 @@ def read_published(folder: Path) -> Published:
     table = [
         _Entry(_op_name(row["op"]), row["overhead_type"], float(row["mean_us"]), float(row["count"]))
         for row in _rows(folder / "overheads_T1_T2_by_op_model_batch_2022.csv")
-        # Other keys hold runs on several GPUs, or other models.
-        if row["model"] in _MODELS and row["batch_size"] in _BATCHES
+        if _is_wanted(row)
     ]
     runs = _entries_2021(folder)
     launching = {e.op for e in (*figures, *table, *runs) if e.kind in {"T2", "T3"}}
@@ -87,6 +88,13 @@ def _entries_2021(folder: Path) -> list[_Entry]:
         # one `aten::to` is mostly a wait for the stream (its spread exceeds its mean's half).
         if row["overhead_type"] != "T4" and float(row["mean_us"]) > 0 and not _is_wait(row)
     ]
+
+
+def _is_wanted(row: Mapping[str, str]) -> bool:
+    """DLRM keys with other batch sizes hold runs on several GPUs."""
+    if row["op"] in _ELSEWHERE:
+        return not row["model"].startswith("DLRM")
+    return row["model"] in _MODELS and row["batch_size"] in _BATCHES
 
 
 def _is_wait(row: Mapping[str, str]) -> bool:

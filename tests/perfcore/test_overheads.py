@@ -56,6 +56,12 @@ DLRM_OPS = [
     "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
     "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>",
     "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>",
+    "aten::embedding_bag",
+    "EmbeddingBagBackward0",
+    "ToCopyBackward0",
+    "MmBackward0",
+    "All2All_Pooled_Wait",
+    "ReduceScatter_Req",
     "nccl:all_to_all",
     "nccl:all_reduce",
 ]
@@ -301,6 +307,8 @@ def test_published_means_are_renamed_weighted_and_freed_of_waits(tmp_path: Path)
         "T2,aten::linear,DLRM_DDP,1024,20,1,100",
         "T2,aten::linear,DLRM_DDP,8192,999,1,100",
         "T2,aten::linear,resnet50,512,999,1,100",
+        "T2,aten::mul,resnet50,64,19,1,100",
+        "T2,aten::mul,DLRM_DDP,8192,999,1,100",
     )
     header = "run,overhead_type,op_or_launch,mean_us,std_us"
     write(
@@ -322,8 +330,8 @@ def test_published_means_are_renamed_weighted_and_freed_of_waits(tmp_path: Path)
         ("TBackward0", Overhead.ALONE): 3,
         ("aten::linear", Overhead.T5): 30,
     }
-    assert published.table_2022 == {("aten::linear", Overhead.T2): 35}
-    assert published.counts == {"aten::linear": 400}
+    assert published.table_2022 == {("aten::linear", Overhead.T2): 35, ("aten::mul", Overhead.T2): 19}
+    assert published.counts == {"aten::linear": 400, "aten::mul": 100}
     assert published.runs_2021 == {
         ("AddmmBackward0", Overhead.T2): 68,
         ("AddmmBackward0", Overhead.T5): 46,
