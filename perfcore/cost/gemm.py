@@ -2,7 +2,8 @@
 
 `time = (roofline / efficiency + floor) × exp(residual(clamped shape))`. The residual sees shapes clamped to the
 range on which it was fitted, the roofline sees the shape itself: outside the range the correction
-stands still at its edge and the roofline carries the trend.
+stands still at its edge and the roofline carries the trend. Where nothing near was measured (kernels shorter than
+those of the fit, a dim that the fit did not vary) the correction fades to none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from perfcore.graph.kernels import DType, Gemm, GemmLayout
 
 Array = NDArray[np.float64]
 Correction = Callable[[NDArray[np.float32]], Array]
+FADE_OCTAVES = 2.0
 _TAIL_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 
 
@@ -34,6 +36,7 @@ class GemmParams:
         low: smallest fitted `(batch, m, n, k)`.
         high: largest fitted `(batch, m, n, k)`.
         basis: measured on this device, or carried over.
+        correction_from_us: shortest roofline time in the fit; the correction fades out below it.
         clock_share: sustained (or locked) clock over the data sheet's boost clock.
     """
 
@@ -42,6 +45,7 @@ class GemmParams:
     low: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     high: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     basis: Calibration = Calibration.ANALYTIC
+    correction_from_us: float = 0.0
     clock_share: float = 1.0
 
 
@@ -63,19 +67,23 @@ class GemmModel:
         shapes = GemmShapes(*(stacked[d] for d in ("batch", "m", "n", "k")))
         for dtype in {k.dtype for k in kernels}:
             at = np.flatnonzero((codes == str(dtype)) & (shapes.flops > 0))
-            us[at] = self.price_us(_take(shapes, at), dtype)
+            us[at] = self.price_us(shapes.take(at), dtype)
         return stacked.split(us)
 
     def price_us(self, shapes: GemmShapes, dtype: DType) -> Array:
         """`(s,)` durations of products whose dims are all positive."""
         params = self.params[dtype]
         device = at_clock_share(self.device, params.clock_share)
-        us = analytic_us(gemm_roofline(shapes, device, dtype), params)
+        line = gemm_roofline(shapes, device, dtype)
+        us = analytic_us(line, params)
         correction = self.corrections.get(dtype)
         if correction is None or not us.size:
             return us
         inside = clamp(shapes, params)
-        return us * np.exp(correction(features(inside, device, dtype, params)))
+        same = all(np.array_equal(getattr(inside, d), getattr(shapes, d)) for d in ("batch", "m", "n", "k"))
+        inside_line = line if same else gemm_roofline(inside, device, dtype)
+        exponent = correction(features(inside, inside_line, device, dtype, params))
+        return us * np.exp(exponent * trust(shapes, line, params))
 
     def calibration(self, kernel: Gemm) -> Calibration:
         """`MEASURED` inside the fitted range of a measured device, forward layout only."""
@@ -115,9 +123,23 @@ def clamp(shapes: GemmShapes, params: GemmParams) -> GemmShapes:
     )
 
 
-def features(shapes: GemmShapes, device: Device, dtype: DType, params: GemmParams) -> NDArray[np.float32]:
+def trust(shapes: GemmShapes, line: GemmRoofline, params: GemmParams) -> Array:
+    """`(s,)` in [0, 1]: weight of the correction, 1 wherever the fit had kernels alike."""
+    weight: Array = np.ones(len(shapes.m))
+    if params.correction_from_us > 0:
+        octaves = np.log2(line.us / params.correction_from_us)
+        weight = np.clip(1.0 + octaves / FADE_OCTAVES, 0.0, 1.0)
+    values = (shapes.batch, shapes.m, shapes.n, shapes.k)
+    for value, low, high in zip(values, params.low, params.high, strict=True):
+        if low == high:
+            weight = np.where(value == low, weight, 0.0)
+    return weight
+
+
+def features(
+    shapes: GemmShapes, line: GemmRoofline, device: Device, dtype: DType, params: GemmParams
+) -> NDArray[np.float32]:
     """`(s, f)`: shape, roofline and device numbers that the correction may look at."""
-    line = gemm_roofline(shapes, device, dtype)
     bytes_ = shapes.hbm_bytes(dtype.bytes)
     columns = [
         np.log2(shapes.batch),
@@ -134,7 +156,7 @@ def features(shapes: GemmShapes, device: Device, dtype: DType, params: GemmParam
         *_tails(shapes, device),
         *(np.full(len(shapes.m), v) for v in _device_numbers(device, dtype)),
     ]
-    return np.stack(columns, axis=1).astype(np.float32)
+    return np.array(columns, dtype=np.float32).T  # column order is what CatBoost reads fastest
 
 
 def _tails(shapes: GemmShapes, device: Device) -> list[Array]:
@@ -157,7 +179,3 @@ def _device_numbers(device: Device, dtype: DType) -> tuple[float, ...]:
         np.log2(peak / device.l2_bytes_per_s),
         np.log2(device.l2_bytes),
     )
-
-
-def _take(shapes: GemmShapes, at: NDArray[np.intp]) -> GemmShapes:
-    return GemmShapes(shapes.batch[at], shapes.m[at], shapes.n[at], shapes.k[at])

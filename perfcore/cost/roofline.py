@@ -37,6 +37,12 @@ K_STEP = {DType.FP32: 4, DType.TF32: 8, DType.BF16: 16}  # depth of one multiply
 ACCUMULATOR_BYTES = 4
 SM_BYTES_PER_CLOCK = 64.0  # from cache into one multiprocessor, since Volta (architecture white papers)
 
+_ROWS = np.array([t[0] for t in TILES for _ in K_SPLITS], dtype=np.float64)
+_COLS = np.array([t[1] for t in TILES for _ in K_SPLITS], dtype=np.float64)
+_SPLIT = np.array([s for _ in TILES for s in K_SPLITS], dtype=np.float64)
+_CHUNK = 1024  # rows whose candidates fit in a core's cache
+_NOTHING = (np.empty(0), np.empty(0, dtype=np.intp), np.empty(0))
+
 
 @dataclass(frozen=True, slots=True)
 class GemmShapes:
@@ -51,6 +57,10 @@ class GemmShapes:
     def flops(self) -> Array:
         """`(s,)`: multiply and add."""
         return 2.0 * self.batch * self.m * self.n * self.k
+
+    def take(self, at: slice | NDArray[np.intp] | NDArray[np.bool_]) -> GemmShapes:
+        """The products at these places."""
+        return GemmShapes(self.batch[at], self.m[at], self.n[at], self.k[at])
 
     def hbm_bytes(self, element_bytes: float) -> Array:
         """`(s,)`: each operand read once, the product written once."""
@@ -100,22 +110,27 @@ def gemm_roofline(shapes: GemmShapes, device: Device, dtype: DType) -> GemmRoofl
     Returns:
         The parts, `(s,)` each, without any launch or start-up time.
     """
-    rows = np.array([t[0] for t in TILES for _ in K_SPLITS], dtype=np.float64)
-    cols = np.array([t[1] for t in TILES for _ in K_SPLITS], dtype=np.float64)
-    split = np.array([s for _ in TILES for s in K_SPLITS], dtype=np.float64)
+    size = len(shapes.m)
+    parts = [_tiled(shapes.take(slice(at, at + _CHUNK)), device, dtype) for at in range(0, size, _CHUNK)]
+    seconds, choice, waves = (np.concatenate(p) for p in zip(*parts, strict=True)) if parts else _NOTHING
+    return GemmRoofline(
+        tiled_us=seconds * US_PER_S,
+        hbm_us=shapes.hbm_bytes(dtype.bytes) / device.hbm_bytes_per_s * US_PER_S,
+        choice=choice,
+        waves=waves,
+    )
+
+
+def _tiled(shapes: GemmShapes, device: Device, dtype: DType) -> tuple[Array, NDArray[np.intp], Array]:
+    """Seconds, choice and waves of the best tile, `(s,)` each, from `(s, tiles × splits)`."""
     step = K_STEP[dtype]
     m, n, k, batch = (x[:, None] for x in (shapes.m, shapes.n, shapes.k, shapes.batch))
-    depth = np.ceil(k / (split * step)) * step
-    waves = batch * np.ceil(m / rows) * np.ceil(n / cols) * split / device.sm_count
-    compute = 2.0 * rows * cols * depth * device.sm_count / peak_flops_per_s(device, dtype)
-    feed = (rows + cols) * depth * dtype.bytes / (SM_BYTES_PER_CLOCK * device.clock_hz)
-    merge = (split > 1) * 2.0 * split * ACCUMULATOR_BYTES * batch * m * n / device.l2_bytes_per_s
+    depth = np.ceil(k / (_SPLIT * step)) * step
+    waves = batch * np.ceil(m / _ROWS) * np.ceil(n / _COLS) * _SPLIT / device.sm_count
+    compute = 2.0 * _ROWS * _COLS * depth * device.sm_count / peak_flops_per_s(device, dtype)
+    feed = (_ROWS + _COLS) * depth * dtype.bytes / (SM_BYTES_PER_CLOCK * device.clock_hz)
+    merge = (_SPLIT > 1) * 2.0 * _SPLIT * ACCUMULATOR_BYTES * batch * m * n / device.l2_bytes_per_s
     seconds = np.ceil(waves) * np.maximum(compute, feed) + merge
     best = np.argmin(seconds, axis=1)
     at = np.arange(len(best))
-    return GemmRoofline(
-        tiled_us=seconds[at, best] * US_PER_S,
-        hbm_us=shapes.hbm_bytes(dtype.bytes) / device.hbm_bytes_per_s * US_PER_S,
-        choice=best,
-        waves=waves[at, best],
-    )
+    return seconds[at, best], best, waves[at, best]

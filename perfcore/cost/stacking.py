@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.cost.model import Calibration
 from perfcore.errors import DesignError
-from perfcore.graph.kernels import Kernel, dims, resolve
+from perfcore.graph.kernels import Bucket, Total, dims
 
 Array = NDArray[np.float64]
 K = TypeVar("K")
+
+_NAMES: dict[type, tuple[str, ...]] = {}  # numeric fields of each kernel class
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,17 @@ def stack(kernels: Sequence[Any]) -> Stacked:
     Raises:
         DesignError: a dim is negative, not finite, or its shape does not broadcast.
     """
-    parts = [_broadcast(k) for k in kernels]
-    names = list(parts[0][0]) if parts else []
-    columns = {n: np.concatenate([p[n].ravel() for p, _ in parts]) for n in names}
-    for name, values in columns.items():
-        if not bool(np.all(np.isfinite(values) & (values >= 0))):
-            bad = values[~(np.isfinite(values) & (values >= 0))][0]
+    names = _names(kernels[0]) if kernels else ()
+    values = [[_plain(getattr(k, n)) for n in names] for k in kernels]
+    shapes = tuple(_shape(k, names, v) for k, v in zip(kernels, values, strict=True))
+    columns = {n: _column([v[i] for v in values], shapes) for i, n in enumerate(names)}
+    for name, column in columns.items():
+        sound = np.isfinite(column) & (column >= 0)
+        if not bool(np.all(sound)):
+            bad = column[~sound][0]
             kind = type(kernels[0]).__name__
             raise DesignError(f"`{name} >= 0` must hold for a {kind} and be finite, but got {name}={bad}.")
-    return Stacked(columns, tuple(shape for _, shape in parts))
+    return Stacked(columns, shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +96,31 @@ class FormulaModel(Generic[K]):
         return self.basis
 
 
-def _broadcast(kernel: Any) -> tuple[dict[str, Array], tuple[int, ...]]:
-    values = {k: np.asarray(v, dtype=np.float64) for k, v in dims(resolve(cast("Kernel", kernel))).items()}
+def _names(kernel: Any) -> tuple[str, ...]:
+    return _NAMES.setdefault(type(kernel), tuple(dims(kernel)))
+
+
+def _plain(value: Any) -> Any:
+    return value.value() if isinstance(value, (Total, Bucket)) else value
+
+
+def _shape(kernel: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[int, ...]:
+    if all(isinstance(v, (float, int)) for v in values):
+        return ()
     try:
-        shape = np.broadcast_shapes(*(v.shape for v in values.values()))
+        return np.broadcast_shapes(*(np.shape(v) for v in values))
     except ValueError:
-        shapes = {k: v.shape for k, v in values.items()}
+        shapes = {n: np.shape(v) for n, v in zip(names, values, strict=True)}
         raise DesignError(
             f"The dims of a {type(kernel).__name__} must broadcast together, but got shapes {shapes}."
         ) from None
-    return {k: np.broadcast_to(v, shape) for k, v in values.items()}, shape
+
+
+def _column(values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Array:
+    if not any(shapes):
+        return np.array(values, dtype=np.float64).reshape(-1)
+    spread = [np.broadcast_to(v, s).ravel() for v, s in zip(values, shapes, strict=True)]
+    return np.concatenate(spread).astype(np.float64, copy=False)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -75,6 +75,7 @@ def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
             low=_quad(values, "low"),
             high=_quad(values, "high"),
             basis=entry.calibration("basis"),
+            correction_from_us=values.number("correction_from_us") if "correction_from_us" in values else 0.0,
             clock_share=values.number("clock_share") if "clock_share" in values else 1.0,
         )
         if "correction" in entry:

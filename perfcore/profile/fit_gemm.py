@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.cost.gemm import GemmParams, analytic_us, clamp, features
+from perfcore.cost.gemm import GemmModel, GemmParams, analytic_us, features
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import GemmShapes, gemm_roofline
 from perfcore.design.hardware import Device
@@ -62,9 +62,7 @@ class Samples:
 
     def take(self, at: Any) -> Samples:
         """The samples at these places, or where this mask holds."""
-        s = self.shapes
-        shapes = GemmShapes(s.batch[at], s.m[at], s.n[at], s.k[at])
-        return Samples(self.device, self.dtype, shapes, self.us[at], self.device_share[at])
+        return Samples(self.device, self.dtype, self.shapes.take(at), self.us[at], self.device_share[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +135,7 @@ def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) ->
         low=(low[0], low[1], low[2], low[3]),
         high=(high[0], high[1], high[2], high[3]),
         basis=basis,
+        correction_from_us=MIN_FP32_ROOFLINE_US if samples.dtype is DType.FP32 else 0.0,
     )
 
 
@@ -187,10 +186,8 @@ def fit_pooled(
 
 def predict_us(samples: Samples, params: GemmParams, model: Any) -> Array:
     """`(s,)`: what the corrected roofline says of the samples' shapes."""
-    base = analytic_us(gemm_roofline(samples.shapes, samples.device, samples.dtype), params)
-    inside = clamp(samples.shapes, params)
-    corrected = model.predict(features(inside, samples.device, samples.dtype, params))
-    return np.asarray(base * np.exp(corrected), dtype=np.float64)
+    priced = GemmModel(samples.device, {samples.dtype: params}, {samples.dtype: model.predict})
+    return priced.price_us(samples.shapes, samples.dtype)
 
 
 def save_model(model: Any, path: Path) -> None:
@@ -216,6 +213,7 @@ def _pooled_params(sets: list[Samples], *, floor_us: float) -> GemmParams:
         low=(float(low[0]), float(low[1]), float(low[2]), float(low[3])),
         high=(float(high[0]), float(high[1]), float(high[2]), float(high[3])),
         basis=Calibration.EXTRAPOLATED,
+        correction_from_us=each[0].correction_from_us,
     )
 
 
@@ -230,8 +228,9 @@ def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[G
 
 
 def _inputs(samples: Samples, params: GemmParams) -> tuple[NDArray[np.float32], Array]:
-    base = analytic_us(gemm_roofline(samples.shapes, samples.device, samples.dtype), params)
-    return features(samples.shapes, samples.device, samples.dtype, params), np.log(samples.us / base)
+    line = gemm_roofline(samples.shapes, samples.device, samples.dtype)
+    inputs = features(samples.shapes, line, samples.device, samples.dtype, params)
+    return inputs, np.log(samples.us / analytic_us(line, params))
 
 
 def _thinned(samples: Samples) -> Samples:

@@ -198,7 +198,8 @@ def _pointwise_entries(recipe: Recipe, fits: Fits, constants: Mapping[str, Any])
 
 def _curve_errors(recipe: Recipe, fits: Fits) -> list[dict[str, Any]]:
     assert recipe.curves is not None
-    curves = fits.curves[recipe.curves]
+    # The published fit is smooth: predicting one of its points from the others would measure nothing.
+    curves = [c for c in fits.curves[recipe.curves] if recipe.curves != "v100" or c.num_gpus == 4]
     out = []
     for kind in sorted({c.kind.value for c in curves}):
         error = curve_errors([c for c in curves if c.kind.value == kind])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -69,6 +71,25 @@ class TestCorrected(KernelModelConformance):
         kernel = Gemm(512.0, n, 256.0, DType.BF16)
         [plain], [corrected] = ANALYTIC.predict_us([kernel]), self.model.predict_us([kernel])
         assert corrected / plain == pytest.approx(np.exp(0.01 * 13), rel=1e-6)
+
+
+def test_a_dim_that_the_fit_did_not_vary_carries_no_correction():
+    kernel = Gemm(512.0, 1024.0, 256.0, DType.BF16, batch=2.0)
+    assert CORRECTED.predict_us([kernel])[0] == ANALYTIC.predict_us([kernel])[0]
+
+
+def test_the_correction_fades_below_the_shortest_fitted_kernel():
+    params = replace(PARAMS, correction_from_us=100.0)
+    plain, faded = (
+        GemmModel(TOY, {DType.BF16: params}, {}),
+        GemmModel(TOY, {DType.BF16: params}, {DType.BF16: lambda inputs: np.ones(len(inputs))}),
+    )
+    sizes = np.array([1.0, 2048.0, 3072.0, 16384.0])
+    kernel = Gemm(sizes, 2048.0, 2048.0, DType.BF16)
+    weight = np.log(faded.predict_us([kernel])[0] / plain.predict_us([kernel])[0])
+    assert weight[0] == pytest.approx(0.0, abs=1e-12)
+    assert 0 < weight[1] < weight[3]
+    assert weight[3] == pytest.approx(1.0)
 
 
 def test_mixed_formats_in_one_call():
@@ -151,7 +172,8 @@ def test_calibration_flags_what_was_not_measured(kernel, expected):
 
 def test_features_are_finite_for_odd_shapes():
     at = shapes([1, 2048], [1, 27], [1, 27], [1, 13])
-    assert np.all(np.isfinite(features(at, TOY, DType.FP32, PARAMS)))
+    line = gemm_roofline(at, TOY, DType.FP32)
+    assert np.all(np.isfinite(features(at, line, TOY, DType.FP32, PARAMS)))
 
 
 def test_a_corrupt_correction_is_named(tmp_path):
