@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from perfcore.cost.model import Calibration, CostModel, KernelModel
 from perfcore.errors import ProfileError
 from perfcore.graph import kernels as k
-from perfcore.graph.ops import WorkloadGraph
+from perfcore.graph.ops import Launch, Op, WorkloadGraph
 from perfcore.measure.cpu_work import TABLE_KINDS, Work, parts, work_of
 
 Array = NDArray[np.float64]
@@ -122,29 +122,48 @@ class CpuProfile:
 
     Attributes:
         fits: by kind of work.
+        scales: by group of kinds, how much longer kernels take inside a training loop, where caches are cold
+            and memory is fresh, than one after the other.
         overheads_us: host time per op beside its kernels, by phase.
         default_overhead_us: of a phase that `overheads_us` lacks.
     """
 
     fits: Mapping[str, Fit]
+    scales: Mapping[str, float]
     overheads_us: Mapping[str, float]
     default_overhead_us: float
 
     def iteration_us(self, graph: WorkloadGraph) -> float:
         """Iteration time of a graph of one design on one rank."""
-        return kernels_us(graph, self.fits) + sum(
+        kernels = sum(us * self.scales[group] for group, us in kernels_us(graph, self.fits).items())
+        overheads = (
             count * self.overheads_us.get(phase, self.default_overhead_us)
             for phase, count in ops_by_phase(graph).items()
         )
+        return kernels + sum(overheads)
 
 
-def kernels_us(graph: WorkloadGraph, fits: Mapping[str, Fit]) -> float:
-    """Sum of the durations of all kernels that one design launches."""
-    launches = [
-        launch for op in graph.ops() if np.any(op.present) for launch in op.launches if np.any(launch.present)
-    ]
-    durations = cpu_cost_model(fits).predict_us([launch.kernel for launch in launches])
-    return float(sum(us.sum() for us in durations))
+def group_of(kind: str) -> str:
+    """Kinds that a training loop slows down alike: `gemm`, `lookup` or `memory`."""
+    if kind.startswith(("gemm", "bmm")):
+        return "gemm"
+    return "lookup" if kind.startswith(("embedding", "sparse")) else "memory"
+
+
+def kernels_us(graph: WorkloadGraph, fits: Mapping[str, Fit]) -> dict[str, float]:
+    """Sum of the durations of all kernels that one design launches, by group."""
+    model, sums = CpuKernels(fits), dict.fromkeys(("gemm", "lookup", "memory"), 0.0)
+    for op in graph.ops():
+        for launch in _launches(op) if np.any(op.present) else ():
+            for part in parts(launch.kernel) if np.any(launch.present) else ():
+                sums[group_of(work_of(part).kind)] += float(model.predict_us([part])[0].sum())
+    return sums
+
+
+def _launches(op: Op) -> Sequence[Launch]:
+    """What a CPU runs of an op: `index_put` sorts its indices on CUDA alone."""
+    scatters = [x for x in op.launches if isinstance(x.kernel, k.PairGather) and x.kernel.backward]
+    return scatters or op.launches
 
 
 def ops_by_phase(graph: WorkloadGraph) -> dict[str, int]:

@@ -36,6 +36,7 @@ class IterationSample:
         warm_up: iterations that were dropped.
         peak_memory_bytes: largest device memory allocated (CUDA), or resident set of the process (CPU).
         final_loss: the last iteration's training loss.
+        clock: `cuda_events`, `cpu_time` (one thread) or `wall`.
         notes: where what ran differs from what the design says.
     """
 
@@ -43,6 +44,7 @@ class IterationSample:
     warm_up: int
     peak_memory_bytes: int
     final_loss: float
+    clock: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -93,13 +95,14 @@ def measure_iteration(
         batches = [make_batch(design, rng=rng, device=device) for _ in range(DISTINCT_BATCHES)]
         step = _step(model, design, batches[0], device=device)
         feed = cycle(batches)
-        clock = time.perf_counter()
+        begin = time.perf_counter()
         warm_up = _warm_up(step, feed.__next__, device=device, seconds=max_seconds * WARM_UP_SHARE)
-        left = max_seconds - (time.perf_counter() - clock)
+        left = max_seconds - (time.perf_counter() - begin)
         times, loss = _timed(
             step, feed.__next__, device=device, min_iterations=min_iterations, max_seconds=left
         )
-    return IterationSample(tuple(times), warm_up, _peak_memory_bytes(device), loss, notes)
+    clock = "cuda_events" if device.startswith("cuda") else host_clock()[0]
+    return IterationSample(tuple(times), warm_up, _peak_memory_bytes(device), loss, clock, notes)
 
 
 def _notes(design: Design, *, device: str) -> tuple[str, ...]:
@@ -196,10 +199,13 @@ def _marker(device: str) -> tuple[Callable[[], None], Callable[[], list[float]]]
 
         return record, elapsed
     clocks: list[float] = []
-    return (
-        lambda: clocks.append(time.perf_counter()),
-        lambda: [(b - a) * US_PER_S for a, b in pairwise(clocks)],
-    )
+    _, clock = host_clock()
+    return lambda: clocks.append(clock()), lambda: [(b - a) * US_PER_S for a, b in pairwise(clocks)]
+
+
+def host_clock() -> tuple[str, Callable[[], float]]:
+    """What times work on the CPU, in seconds: with one thread its CPU time, which other programs' load leaves alone."""
+    return ("cpu_time", time.process_time) if torch.get_num_threads() == 1 else ("wall", time.perf_counter)
 
 
 def _synchronize(device: str) -> None:

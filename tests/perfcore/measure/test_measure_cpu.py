@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,12 @@ from hypothesis import strategies as st
 from measure_designs import small
 
 from perfcore.cost.model import Calibration
+from perfcore.design.design import Design
+from perfcore.design.hardware import System
 from perfcore.errors import ProfileError, UnsupportedError
 from perfcore.graph import kernels as k
 from perfcore.graph.ops import Launch, Op, Region, WorkloadGraph
-from perfcore.measure.calibrate_cpu import calibrate_kernels, fit_overheads, tiny_designs
+from perfcore.measure.calibrate_cpu import calibrate_kernels, fit_profile, middle_designs, tiny_designs
 from perfcore.measure.cpu import (
     CpuKernels,
     CpuProfile,
@@ -154,6 +158,9 @@ def test_what_no_cpu_runs_is_refused(fits: dict[str, Fit]) -> None:
         CpuKernels({}).predict_us([gemm(4.0)])
 
 
+SCALES = {"gemm": 1.5, "lookup": 1.0, "memory": 1.0}
+
+
 def graph(forward: int, backward: int) -> WorkloadGraph:
     launch = Launch(gemm(32.0))
     ops = [Op("a", (launch,), phase="forward")] * forward + [
@@ -165,22 +172,34 @@ def graph(forward: int, backward: int) -> WorkloadGraph:
 
 def test_an_iteration_is_the_sum_of_its_ops(fits: dict[str, Fit]) -> None:
     one = float(CpuKernels(fits).predict_us([gemm(32.0)])[0])
-    profile = CpuProfile(fits, {"forward": 5.0}, default_overhead_us=2.0)
+    profile = CpuProfile(fits, SCALES, {"forward": 5.0}, default_overhead_us=2.0)
     assert ops_by_phase(graph(3, 2)) == {"forward": 3, "backward": 2}
-    assert profile.iteration_us(graph(3, 2)) == pytest.approx(7 * one + 3 * 5.0 + 2 * 2.0)
+    assert profile.iteration_us(graph(3, 2)) == pytest.approx(7 * 1.5 * one + 3 * 5.0 + 2 * 2.0)
 
 
-def test_overheads_are_recovered_from_iterations(fits: dict[str, Fit]) -> None:
-    graphs = [graph(f, b) for f, b in ((1, 5), (7, 2), (4, 4))]
-    true = {"forward": 6.0, "backward": 11.0}
-    measured = [CpuProfile(fits, true, 0.0).iteration_us(g) for g in graphs]
-    found, mean = fit_overheads(graphs, measured, fits)
-    assert found == pytest.approx(true, rel=1e-3)
-    assert 6 < mean < 11
-    assert kernels_us(graphs[0], fits) < measured[0]
+def test_a_profile_is_recovered_from_iterations(fits: dict[str, Fit]) -> None:
+    graphs = [graph(f, b) for f, b in ((1, 5), (7, 2), (4, 4), (30, 1))]
+    true = CpuProfile(
+        fits, {"gemm": 1.0, "lookup": 1.0, "memory": 1.0}, {"forward": 6.0, "backward": 11.0}, 0.0
+    )
+    measured = [true.iteration_us(g) for g in graphs]
+    found = fit_profile(graphs, measured, fits)
+    assert [found.iteration_us(g) for g in graphs] == pytest.approx(measured, rel=0.01)
+    assert found.scales["memory"] == pytest.approx(1.0)
+    assert min(found.overheads_us.values()) <= found.default_overhead_us <= max(found.overheads_us.values())
 
 
-def test_tiny_designs_differ() -> None:
-    designs = tiny_designs(small(world_size=8).system)
+def test_index_put_is_priced_without_the_sort_that_cuda_needs(fits: dict[str, Fit]) -> None:
+    scatter = Launch(k.PairGather(256.0, 9.0, 36.0, 4.0, backward=True))
+    sort = Launch(k.Sort(1e6, 8.0))
+    alone, both = (
+        WorkloadGraph((Region("r", (Op("x", launches),)),)) for launches in ((scatter,), (sort, scatter))
+    )
+    assert kernels_us(both, fits) == kernels_us(alone, fits)
+
+
+@pytest.mark.parametrize("make", [tiny_designs, middle_designs])
+def test_loops_differ(make: Callable[[System], list[Design]]) -> None:
+    designs = make(small(world_size=8).system)
     assert len({(d.model, d.training, d.fusion) for d in designs}) == len(designs)
     assert {d.system.world_size for d in designs} == {1}

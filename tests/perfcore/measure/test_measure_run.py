@@ -45,6 +45,7 @@ def test_iterations_are_measured_after_warm_up() -> None:
     assert min(sample.iterations_us) <= sample.median_us <= max(sample.iterations_us)
     assert sample.peak_memory_bytes > 0
     assert 0 < sample.final_loss < 10
+    assert sample.clock in ("cpu_time", "wall")
     assert sample.notes == ()
 
 
@@ -58,7 +59,7 @@ def test_what_a_cpu_lacks_is_noted() -> None:
 
 
 def test_spread_is_the_interquartile_range() -> None:
-    assert IterationSample((90.0, 100.0, 110.0), 1, 1, 0.5).spread_pct == pytest.approx(10)
+    assert IterationSample((90.0, 100.0, 110.0), 1, 1, 0.5, "wall").spread_pct == pytest.approx(10)
 
 
 @pytest.mark.parametrize("device", ["tpu", "", "cuda:x", "cpu:", "CUDA"])
@@ -154,7 +155,9 @@ def test_a_lack_of_memory_is_recorded() -> None:
 
 def test_samples_come_back_as_written(tmp_path: Path) -> None:
     samples = [
-        DesignSample("a", small(), Status.OK, "", IterationSample((1.0, 2.0), 3, 4, 0.5, ("n",)), ("m",)),
+        DesignSample(
+            "a", small(), Status.OK, "", IterationSample((1.0, 2.0), 3, 4, 0.5, "wall", ("n",)), ("m",)
+        ),
         DesignSample("b", small(batch=4), Status.CRASHED, "why"),
     ]
     write_samples(tmp_path / "s.json", samples, environment=environment("cpu"))
