@@ -28,7 +28,9 @@ class ProgressLine:
         if self._console.is_terminal:
             from rich.live import Live
 
-            self._live = Live("", console=self._console, refresh_per_second=8, transient=False)
+            self._live = Live(
+                "preparing the tables …", console=self._console, refresh_per_second=8, transient=False
+            )
             self._live.start()
         return self
 

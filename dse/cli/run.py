@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,25 @@ if TYPE_CHECKING:
     from dse.study_config import StudyConfig
 
 TOP_ROWS = 12
+ALSO_SHOWN = ("iteration_time_ms", "samples_per_second", "hbm_gib")
+HEADS = {
+    "time_per_sample_us": "µs per sample",
+    "time_per_sample_ns": "ns per sample",
+    "quality_loss": "loss (proxy)",
+    "iteration_time_ms": "ms per iteration",
+    "samples_per_second": "samples per s",
+    "hbm_gib": "GiB",
+}
+# What a setting is called in a line; nothing where its value says it all.
+SHORT = {
+    "system.world_size": "GPUs",
+    "training.global_batch": "batch",
+    "model.embedding_dim": "dim",
+    "training.precision": "",
+    "fusion.embedding": "",
+    "fusion.launches": "",
+    "fusion.communication": "",
+}
 
 
 def run(
@@ -104,8 +124,9 @@ def _print(done: RunSummary, *, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console()
+    console.print(_title(done), markup=False, highlight=False, soft_wrap=True)
     for renderable in _table(done), *_closing(done):
-        console.print(renderable, markup=False, highlight=False)
+        console.print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))
     for note in done.notes:
         typer.echo(note, err=True)
 
@@ -114,28 +135,49 @@ def _table(done: RunSummary) -> object:
     """The best rows of the front, the knee among them."""
     from rich.table import Table
 
-    front, rows = done.front, _rows(done)
-    varied = [
-        a.name for a in done.config.space.axes if len({str(front.settings[i].get(a.name)) for i in rows}) > 1
-    ]
+    from dse.objective import METRICS
+    from dse.search.outputs import spread
+
+    front = done.front
     metrics = [o.metric for o in done.config.objectives]
-    metrics += [m for m in ("iteration_time_ms", "samples_per_second", "hbm_gib") if m not in metrics]
-    table = Table(title=_title(done), title_justify="left")
-    for column in ("design", *metrics):
-        table.add_column(column, justify="right")
-    for column in varied:
-        table.add_column(column.rpartition(".")[2] if not column[-1].isdigit() else column.partition(".")[2])
-    for i in rows:
-        mark = " ◀ knee" if i == front.knee else ""
-        values = [f"{front.metrics[m][i]:.5g}" for m in metrics]
-        table.add_row(f"{i + 1}{mark}", *values, *(str(front.settings[i].get(n, "–")) for n in varied))
+    metrics += [m for m in ALSO_SHOWN if m not in metrics]
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("", justify="right")
+    for metric in metrics:
+        table.add_column(HEADS.get(metric, METRICS[metric].label), justify="right", max_width=12)
+    table.add_column("design", ratio=1)
+    shared = _shared(done)
+    for i in spread(len(front), front.knee, TOP_ROWS):
+        values = [_number(float(front.metrics[m][i])) for m in metrics]
+        mark = "knee ▸ " if i == front.knee else ""
+        settings = {k: v for k, v in front.settings[i].items() if k not in shared}
+        table.add_row(f"{mark}{i + 1}", *values, short_settings(settings))
     return table
 
 
-def _rows(done: RunSummary) -> list[int]:
-    from dse.search.outputs import spread
+def _number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
-    return spread(len(done.front), done.front.knee, TOP_ROWS)
+
+def _shared(done: RunSummary) -> dict[str, object]:
+    """Settings that all designs of the front have in common."""
+    first, *rest = done.front.settings
+    return {k: v for k, v in first.items() if all(other.get(k) == v for other in rest)}
+
+
+def short_settings(settings: Mapping[str, object]) -> str:
+    """Settings in a line: `batch 8192 · dim 64 · bottom 256 · top 512-512 · tf32`."""
+    parts = [
+        f"{SHORT.get(name, name.rpartition('.')[2])} {value}".strip()
+        for name, value in settings.items()
+        if "_hidden." not in name
+    ]
+    for mlp in ("bottom", "top"):
+        prefix = f"model.{mlp}_hidden."
+        widths = [str(v) for k, v in settings.items() if k.startswith(prefix) and not k.endswith(".depth")]
+        if widths:
+            parts.append(f"{mlp} {'-'.join(widths)}")
+    return " · ".join(parts)
 
 
 def _title(done: RunSummary) -> str:
@@ -151,5 +193,10 @@ def _closing(done: RunSummary) -> list[str]:
     files = ["pareto.csv", f"designs/ ({len(done.front.exported)} of {s['front_size']})", "manifest.json"]
     files += ["report.html"] if (done.run_dir / "report.html").exists() else []
     priced = f"{people(s['candidates_evaluated'])} designs priced, of {people(s['space_size'])} in the space,"
-    rate = f"in {s['wall_s']:.1f} s ({people(s['candidates_per_s'])}/s); {people(s['feasible'])} feasible."
-    return [f"{priced} {rate}", f"Files in {done.run_dir}: {', '.join(files)}"]
+    rate = f"in {s['wall_s']:.1f} s, {s['preparing_s']:.1f} s of them for tables ({people(s['candidates_per_s'])}/s); {people(s['feasible'])} feasible."
+    common = short_settings(_shared(done))
+    return [
+        *([f"All of them: {common}"] if common else []),
+        f"{priced} {rate}",
+        f"Files in {done.run_dir}: {', '.join(files)}",
+    ]

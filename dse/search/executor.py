@@ -72,6 +72,7 @@ class RayExecutor:
             self._init(ray)
         pool = _RayPool(ray, space, factory, self.width)
         try:
+            pool.prepare()
             yield pool
         finally:
             pool.close()
@@ -104,14 +105,18 @@ class _Worker:
     """Lives in an actor: the space and its evaluator, and whatever task is asked."""
 
     def __init__(self, space: Space, factory: EvaluatorFactory) -> None:
-        self._space = space
-        self._evaluator = factory()
+        self._space, self._factory = space, factory
+        self._evaluator: Evaluator | None = None
+
+    def prepare(self) -> int:
+        """Build the evaluator, here rather than in `__init__`: a failure is then told as what it is."""
+        self._evaluator = self._evaluator or self._factory()
+        return os.getpid()
 
     def run(self, task: Task[T]) -> T:
+        self.prepare()
+        assert self._evaluator is not None
         return task(self._space, self._evaluator)
-
-    def pid(self) -> int:
-        return os.getpid()
 
 
 class _RayPool:
@@ -126,9 +131,11 @@ class _RayPool:
     def _new(self) -> Any:
         return self._actor.remote(*self._arguments)
 
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return list(self._ray.get([worker.pid.remote() for worker in self._workers]))
+    def prepare(self) -> list[int]:
+        """Wait until every worker has built its evaluator; their process ids."""
+        references = [worker.prepare.remote() for worker in self._workers]
+        with self._failures():
+            return list(self._ray.get(references))
 
     def close(self) -> None:
         for worker in self._workers:
@@ -149,16 +156,12 @@ class _RayPool:
         return task, slot, worker, worker.run.remote(task)
 
     def _result(self, task: Task[T], slot: int, worker: Any, reference: Any) -> T:
-        errors = self._ray.exceptions
         for _ in range(MAX_DEATHS):
             try:
-                result: T = self._ray.get(reference)
-                return result
-            except errors.RayTaskError as err:
-                if isinstance(err.cause, Exception):
-                    raise err.cause from None
-                raise
-            except errors.RayActorError:
+                with self._failures():
+                    result: T = self._ray.get(reference)
+                    return result
+            except self._ray.exceptions.RayActorError:
                 if self._workers[slot] is worker:
                     logger.warning("worker %d died and is replaced", slot)
                     self._workers[slot] = self._new()
@@ -167,3 +170,13 @@ class _RayPool:
             f"A worker died {MAX_DEATHS} times at the same chunk.",
             hint="It may have run out of memory: use fewer --workers.",
         )
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """A failure inside a task is raised as if it had happened here."""
+        try:
+            yield
+        except self._ray.exceptions.RayTaskError as err:
+            if isinstance(err.cause, Exception):
+                raise err.cause from None
+            raise

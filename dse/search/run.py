@@ -225,8 +225,11 @@ def _summary(
         "space_size": config.space.size,
         "trials": result.trials,
         "candidates_evaluated": found.evaluated,
-        "candidates_per_s": round((found.evaluated - result.priced_before) / max(wall_s, 1e-9), 1),
+        "candidates_per_s": round(
+            (found.evaluated - result.priced_before) / max(result.searching_s, 1e-9), 1
+        ),
         "wall_s": round(wall_s, 3),
+        "preparing_s": round(result.preparing_s, 3),
         "feasible": found.feasible,
         "front_size": len(front),
         "objectives": [o.metric for o in config.objectives],

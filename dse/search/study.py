@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,8 @@ class StudyResult:
         nearest: evaluation of the nearest infeasible candidate, `found.nearest`.
         resumed_from: trials that were read from the storage.
         priced_before: candidates that had been priced by then.
+        preparing_s: wall time in which the workers got ready (their tables were built).
+        searching_s: wall time after that.
     """
 
     method: Method
@@ -112,6 +115,8 @@ class StudyResult:
     nearest: Evaluation
     resumed_from: int = 0
     priced_before: int = 0
+    preparing_s: float = 0.0
+    searching_s: float = 0.0
 
 
 def run_study(
@@ -152,26 +157,29 @@ def run_study(
     if trials < 1:
         raise StudyError(f"`trials >= 1` must hold, but got {trials}.")
     report = on_batch or (lambda progress: None)
+    asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
+    started = time.monotonic()
     with (executor or InProcessExecutor()).start(space, evaluator_factory) as pool:
+        ready = time.monotonic()
         if space.size <= effort.enumeration_limit:
-            found = _enumerate(
-                space, pool, Found.nothing(axes=len(space.axes), objectives=len(objectives)), report
-            )
-            evaluation = _price(pool, found.codes)
-            if storage is not None:
-                asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
-                storage.append(asker.trials_of(found.codes, evaluation, origin="enumerated"), first=0)
-            return StudyResult(Method.EXACT, found.codes, evaluation, found, 0, _price(pool, found.nearest))
-        asker = Asker(space, objectives, margins, sampler=sampler, seed=seed, population=effort.batch)
-        return _Search(space, pool, asker, storage, effort, seed, trials, report).run()
+            result = _enumerate(space, pool, asker, storage, report)
+        else:
+            result = _Search(space, pool, asker, storage, effort, seed, trials, report).run()
+        return replace(result, preparing_s=ready - started, searching_s=time.monotonic() - ready)
 
 
-def _enumerate(space: Space, pool: Pool, found: Found, report: Callable[[Progress], None]) -> Found:
+def _enumerate(
+    space: Space, pool: Pool, asker: Asker, storage: StudyStorage | None, report: Callable[[Progress], None]
+) -> StudyResult:
     chunks = -(-grid_size(space) // CHUNK)
+    found = Found.nothing(axes=len(space.axes), objectives=len(asker.objectives))
     for done, part in enumerate(enumerate_space(space, pool), start=1):
         found += part
         report(Progress(done, chunks, found, "chunks"))
-    return found
+    front, nearest = _price(pool, found.codes), _price(pool, found.nearest)
+    if storage is not None:
+        storage.append(asker.trials_of(found.codes, front, origin="enumerated"), first=0)
+    return StudyResult(Method.EXACT, found.codes, front, found, 0, nearest)
 
 
 def _price(pool: Pool, codes: Codes) -> Evaluation:
