@@ -55,7 +55,8 @@ class Design:
 
 def to_dict(design: Design) -> dict[str, Any]:
     """Plain JSON values; `from_dict` is its inverse."""
-    return _plain(asdict(design))
+    plain: dict[str, Any] = _plain(asdict(design))
+    return plain
 
 
 def from_dict(data: Mapping[str, Any]) -> Design:

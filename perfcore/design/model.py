@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perfcore.design.checks import check_int
 from perfcore.errors import DesignError
 
 MAX_WIDTH = 1_000_000
@@ -48,18 +49,16 @@ class EmbeddingTable:
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes, naming the table."""
-        _check_range(f"table {self.name!r}: num_embeddings", self.num_embeddings, 1, MAX_NUM_EMBEDDINGS)
+        check_int(f"table {self.name!r}: num_embeddings", self.num_embeddings, low=1, high=MAX_NUM_EMBEDDINGS)
         if self.embedding_dim is not None:
-            _check_range(f"table {self.name!r}: embedding_dim", self.embedding_dim, 1, MAX_WIDTH)
+            check_int(f"table {self.name!r}: embedding_dim", self.embedding_dim, low=1, high=MAX_WIDTH)
         if not (math.isfinite(self.pooling_factor) and 0 <= self.pooling_factor <= 1e6):
             raise DesignError(
                 f"table {self.name!r}: `0 <= pooling_factor <= 1e6` must hold, but got "
                 f"pooling_factor={self.pooling_factor}."
             )
         if not (math.isfinite(self.skew) and 0 <= self.skew <= 5):
-            raise DesignError(
-                f"table {self.name!r}: `0 <= skew <= 5` must hold, but got skew={self.skew}."
-            )
+            raise DesignError(f"table {self.name!r}: `0 <= skew <= 5` must hold, but got skew={self.skew}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +94,14 @@ class Model:
 
     def __post_init__(self) -> None:
         """Refuse models that cannot be built."""
-        _check_range("num_dense_features", self.num_dense_features, 1, MAX_WIDTH)
-        _check_range("embedding_dim", self.embedding_dim, 1, MAX_WIDTH)
+        check_int("num_dense_features", self.num_dense_features, low=1, high=MAX_WIDTH)
+        check_int("embedding_dim", self.embedding_dim, low=1, high=MAX_WIDTH)
         for where, widths in (("bottom_hidden", self.bottom_hidden), ("top_hidden", self.top_hidden)):
             for position, width in enumerate(widths):
-                _check_range(f"{where}[{position}]", width, 1, MAX_WIDTH)
+                check_int(f"{where}[{position}]", width, low=1, high=MAX_WIDTH)
         if self.interaction is Interaction.DCN_V2:
-            _check_range("cross_layers", self.cross_layers, 1, 100)
-            _check_range("cross_rank", self.cross_rank, 1, MAX_WIDTH)
+            check_int("cross_layers", self.cross_layers, low=1, high=100)
+            check_int("cross_rank", self.cross_rank, low=1, high=MAX_WIDTH)
         _check_tables(self)
 
     @property
@@ -125,8 +124,3 @@ def _check_tables(model: Model) -> None:
                     f"table {table.name!r} has {dim} and the model {model.embedding_dim}.",
                     hint="Use the `cat` interaction, or drop the table's own embedding_dim.",
                 )
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise DesignError(f"`{low} <= {name} <= {high}` must hold for an integer, but got {value!r}.")

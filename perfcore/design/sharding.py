@@ -60,9 +60,7 @@ class ShardingPlan:
     @classmethod
     def on_one_rank(cls, model: Model) -> ShardingPlan:
         """Every table whole on rank 0."""
-        return cls(
-            tuple(TableSharding(t.name, ShardingType.TABLE_WISE, (0,)) for t in model.tables)
-        )
+        return cls(tuple(TableSharding(t.name, ShardingType.TABLE_WISE, (0,)) for t in model.tables))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +103,7 @@ def shards_of(plan: ShardingPlan, model: Model, *, world_size: int) -> Shards:
     shape = (world_size, len(model.tables))
     fields: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name in ("rows", "dim", "pooling")}
     kinds = {name: np.zeros(shape, dtype=bool) for name in ("pooled", "row_split", "replicated")}
-    for t, (table, dim, placed) in enumerate(
-        zip(model.tables, model.table_dims, plan.tables, strict=True)
-    ):
+    for t, (table, dim, placed) in enumerate(zip(model.tables, model.table_dims, plan.tables, strict=True)):
         split = len(placed.ranks)
         ranks = list(placed.ranks)
         match placed.type:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perfcore.design.checks import check_int
 from perfcore.errors import DesignError
 
 MAX_GLOBAL_BATCH = 2**31 - 1
@@ -107,11 +108,7 @@ class Training:
 
     def __post_init__(self) -> None:
         """Refuse impossible settings."""
-        batch = self.global_batch
-        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_GLOBAL_BATCH:
-            raise DesignError(
-                f"`1 <= global_batch <= {MAX_GLOBAL_BATCH}` must hold for an integer, but got {batch!r}."
-            )
+        check_int("global_batch", self.global_batch, low=1, high=MAX_GLOBAL_BATCH)
         if self.optimizer is Optimizer.ROWWISE_ADAGRAD:
             raise DesignError("`rowwise_adagrad` is an optimizer of tables, but `optimizer` names it.")
         if self.table_precision is Precision.TF32:

@@ -1,0 +1,164 @@
+"""What a person reads of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from perfcore.design.design import Design
+from perfcore.predictor import Prediction
+from perfcore.units import BYTES_PER_GIB, US_PER_MS
+from perfcore.whatif import WhatIf
+
+MAX_OPS = 15
+MAX_EDGES = 30
+
+
+def print_prediction(design: Design, prediction: Prediction) -> None:
+    """Headline, breakdown, ops, memory, and how far to trust it."""
+    console = Console()
+    _headline(console, design, prediction)
+    console.print(_breakdown(prediction))
+    console.print(_ops(prediction))
+    console.print(_memory(design, prediction))
+    _trust(console, prediction)
+
+
+def print_explanation(
+    design: Design, prediction: Prediction, effects: Sequence[WhatIf], timeline: Path | None
+) -> None:
+    """Headline, critical path, what-if table."""
+    console = Console()
+    _headline(console, design, prediction)
+    console.print(_critical_path(prediction))
+    console.print(_what_if(prediction, effects))
+    if timeline is not None:
+        console.print(f"Timeline for Perfetto: {timeline}", highlight=False)
+
+
+def _headline(console: Console, design: Design, p: Prediction) -> None:
+    system = design.system
+    console.print(
+        f"[bold]{p.iteration_time_us / US_PER_MS:.3f} ms[/bold] an iteration, "
+        f"{p.samples_per_second:,.0f} samples/s, bound by [bold]{p.bound_by}[/bold] "
+        f"({system.world_size} × {system.device.name}, global batch {p.global_batch:,})",
+        highlight=False,
+    )
+    if not p.fits:
+        console.print(
+            f"[red]Does not fit:[/red] rank {p.memory.peak_rank} lacks {p.shortfall_bytes / BYTES_PER_GIB:.1f} GiB.",
+            highlight=False,
+        )
+
+
+def _breakdown(p: Prediction) -> Table:
+    host = p.host
+    rows = [
+        ("device active", p.device_active_us),
+        ("device idle", p.device_idle_us),
+        ("exposed communication", p.exposed_communication_us),
+        ("host T1 between ops", host.t1_us),
+        ("host T2 to the first launch", host.t2_us),
+        ("host T3 after the last launch", host.t3_us),
+        ("host T4 launch calls", host.t4_us),
+        ("host T5 between launches", host.t5_us),
+        ("host, ops without a launch", host.alone_us),
+    ]
+    table = _table(f"Time of one iteration (rank {p.rank})", "", "ms", "% of iteration")
+    for name, us in rows:
+        table.add_row(name, f"{us / US_PER_MS:.3f}", f"{100 * us / p.iteration_time_us:.1f}")
+    return table
+
+
+def _ops(p: Prediction) -> Table:
+    table = _table(
+        "Ops, dearest first", "op", "module", "phase", "count", "kernels", "device ms", "critical ms"
+    )
+    for op in p.ops[:MAX_OPS]:
+        table.add_row(
+            op.name,
+            op.module,
+            op.phase,
+            str(op.count),
+            str(op.kernels),
+            f"{op.device_us / US_PER_MS:.3f}",
+            f"{op.critical_us / US_PER_MS:.3f}",
+        )
+    rest = p.ops[MAX_OPS:]
+    if rest:
+        device, critical = sum(o.device_us for o in rest), sum(o.critical_us for o in rest)
+        table.add_row(
+            f"{len(rest)} more",
+            "",
+            "",
+            str(sum(o.count for o in rest)),
+            str(sum(o.kernels for o in rest)),
+            f"{device / US_PER_MS:.3f}",
+            f"{critical / US_PER_MS:.3f}",
+        )
+    return table
+
+
+def _memory(design: Design, p: Prediction) -> Table:
+    rank = p.memory.peak_rank
+    total, device = float(p.memory.total[rank]), design.system.device.hbm_bytes
+    table = _table(f"Device memory of the fullest rank ({rank})", "", "GiB")
+    for kind, size in p.memory.by_kind(rank).items():
+        table.add_row(kind.replace("_", " "), f"{size / BYTES_PER_GIB:.2f}")
+    table.add_row(
+        "total",
+        f"{total / BYTES_PER_GIB:.2f} of {device / BYTES_PER_GIB:.0f}",
+        style="bold" if p.fits else "bold red",
+    )
+    return table
+
+
+def _trust(console: Console, p: Prediction) -> None:
+    shares = ", ".join(
+        f"{100 * share:.0f} % {level}" for level, share in p.calibration_share.items() if share
+    )
+    console.print(f"Kernel time rests on: {shares} (profile {p.profile}).", highlight=False)
+    errors = ", ".join(f"{e.kernel} {e.gmae_pct:.1f} / {e.mape_pct:.1f} %" for e in p.known_errors)
+    if errors:
+        console.print(f"Held-out errors of its kernel models (GMAE / MAPE): {errors}.", highlight=False)
+    if p.fallback_ops:
+        names = ", ".join(f"{name} × {count}" for name, count in sorted(p.fallback_ops.items()))
+        console.print(
+            f"Ops without host overheads of their own (the mean op's are used): {names}.", highlight=False
+        )
+
+
+def _critical_path(p: Prediction) -> Table:
+    names = p.timeline.steps.op_names
+    steps = [
+        (names[e.op], "kernel" if e.launch >= 0 else e.kind.name, e.reason.value)
+        for e in p.critical_path.edges
+    ]
+    runs = [(key, len(list(group))) for key, group in groupby(steps)]
+    table = _table("Critical path of one steady cycle", "op", "what", "why not earlier", "times")
+    for (op, what, reason), count in runs[:MAX_EDGES]:
+        table.add_row(op, what, reason, str(count))
+    if len(runs) > MAX_EDGES:
+        table.add_row(f"{len(runs) - MAX_EDGES} more", "", "", "")
+    return table
+
+
+def _what_if(p: Prediction, effects: Sequence[WhatIf]) -> Table:
+    table = _table("What if", "change", "iteration ms", "saves %")
+    for w in effects:
+        table.add_row(w.change, f"{w.iteration_time_us / US_PER_MS:.3f}", f"{100 * w.saved_share:.1f}")
+    return table
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(first, overflow="fold")
+    text: dict[str, Any] = {"module": "left", "phase": "left", "what": "left", "why not earlier": "left"}
+    for column in columns:
+        table.add_column(column, justify=text.get(column, "right"))
+    return table

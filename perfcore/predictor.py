@@ -1,0 +1,274 @@
+"""One design in, its predicted iteration and the explanation out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfcore.cost.model import Calibration, CostModel
+from perfcore.design.design import Design
+from perfcore.graph.dlrm import graph_of
+from perfcore.graph.kernels import Collective, Kernel, Memcpy, resolve
+from perfcore.graph.ops import Op, WorkloadGraph
+from perfcore.memory import MemoryBreakdown, memory_of
+from perfcore.profile.profile import Profile
+from perfcore.profile.schema import KnownError
+from perfcore.schedule import compile_steps, schedule
+from perfcore.steps import HostKind
+from perfcore.timeline import CriticalPath, Timeline
+from perfcore.units import US_PER_S
+
+Array = NDArray[np.float64]
+
+# A level of calibration is named for a whole iteration once this share of kernel time rests on it or worse.
+CALIBRATION_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Host time of one iteration by overhead, µs; `alone_us` is that of ops without a launch."""
+
+    t1_us: float
+    t2_us: float
+    t3_us: float
+    t4_us: float
+    t5_us: float
+    alone_us: float
+
+    @property
+    def total_us(self) -> float:
+        """Host work, without waiting."""
+        return self.t1_us + self.t2_us + self.t3_us + self.t4_us + self.t5_us + self.alone_us
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """What ops of one name, module and phase cost together in one iteration.
+
+    Attributes:
+        name: as the profiler prints it.
+        module: part of the model.
+        phase: part of the iteration.
+        count: ops.
+        kernels: launches.
+        device_us: summed kernel time.
+        critical_us: time on the critical path.
+    """
+
+    name: str
+    module: str
+    phase: str
+    count: int
+    kernels: int
+    device_us: float
+    critical_us: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """One predicted iteration, seen from the rank on the critical path; times in µs.
+
+    Attributes:
+        iteration_time_us: steady spacing of iterations, the data loader's limit included.
+        global_batch: samples per iteration.
+        device_active_us: time in which at least one kernel runs.
+        device_idle_us: time in which none does.
+        exposed_communication_us: time in which only communication runs.
+        host: host time by T1 to T5.
+        bound_by: `host`, `compute`, `communication`, `copy` or `input`: what most of the critical path is.
+        bound_share: share of the critical path by the same words.
+        ops: costs by op, dearest first.
+        critical_path: the cycle that sets the iteration time.
+        memory: bytes by kind and rank.
+        fits: the fullest rank fits into the device.
+        shortfall_bytes: what it lacks.
+        calibrated: on what at least 90 % of the kernel time rests, or better.
+        calibration_share: share of kernel time by `Calibration`.
+        fallback_ops: ops without overheads of their own, with their count.
+        known_errors: held-out errors of the kernel models in use.
+        profile: name of the profile.
+        rank: the rank that is described.
+        timeline: every start and end.
+        graph: what was scheduled.
+    """
+
+    iteration_time_us: float
+    global_batch: int
+    device_active_us: float
+    device_idle_us: float
+    exposed_communication_us: float
+    host: HostTime
+    bound_by: str
+    bound_share: dict[str, float]
+    ops: tuple[OpCost, ...]
+    critical_path: CriticalPath
+    memory: MemoryBreakdown
+    fits: bool
+    shortfall_bytes: float
+    calibrated: Calibration
+    calibration_share: dict[str, float]
+    fallback_ops: dict[str, int]
+    known_errors: tuple[KnownError, ...]
+    profile: str
+    rank: int
+    timeline: Timeline
+    graph: WorkloadGraph
+
+    @property
+    def samples_per_second(self) -> float:
+        """Training throughput over all ranks."""
+        return self.global_batch / self.iteration_time_us * US_PER_S
+
+
+class Predictor:
+    """Predicts designs with one profile; the profile's device is the design's."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.cost: CostModel = profile.cost_model()
+
+    def predict(self, design: Design) -> Prediction:
+        """The design's steady iteration, explained.
+
+        Raises:
+            UnsupportedError: the design asks for what cannot run (a blocking copy inside a CUDA graph).
+        """
+        graph = graph_of(design)
+        kernels = [resolve(launch.kernel) for launch in graph.launches()]
+        durations_us = self.cost.predict_us(kernels)
+        timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
+        return self._explained(design, graph, kernels, timeline)
+
+    def iteration_time_us(self, design: Design) -> float:
+        """The iteration time alone."""
+        return self.predict(design).iteration_time_us
+
+    def _explained(
+        self, design: Design, graph: WorkloadGraph, kernels: Sequence[Kernel], timeline: Timeline
+    ) -> Prediction:
+        rank = int(timeline.critical_clock[0]) // 4
+        path = timeline.critical_path()
+        kernel_us = np.nan_to_num(timeline.end_us[0, :, rank] - timeline.start_us[0, :, rank])
+        shares = self._calibration_shares(kernels, kernel_us)
+        memory = memory_of(design)
+        period_us, feed_us = float(timeline.iteration_time_us[0]), _feed_us(design)
+        edge_us = _edge_us(timeline, path)
+        bound = _bound_shares(edge_us, kernels)
+        active_us = float(timeline.device_active_us()[0, rank])
+        return Prediction(
+            iteration_time_us=max(period_us, feed_us),
+            global_batch=design.training.global_batch,
+            device_active_us=active_us,
+            device_idle_us=max(period_us, feed_us) - active_us,
+            exposed_communication_us=float(timeline.exposed_communication_us()[0, rank]),
+            host=HostTime(*(float(timeline.host_us[0, rank, kind]) for kind in range(6))),
+            bound_by="input" if feed_us > period_us else max(bound, key=bound.__getitem__),
+            bound_share=bound,
+            ops=_op_costs(graph, kernel_us, _critical_us_by_op(edge_us, path.iterations)),
+            critical_path=path,
+            memory=memory,
+            fits=memory.fits(design.system.device),
+            shortfall_bytes=memory.shortfall_bytes(design.system.device),
+            calibrated=_worst(shares),
+            calibration_share=shares,
+            fallback_ops=self.profile.overheads.unknown(op.name for op in graph.ops()),
+            known_errors=self.profile.known_errors,
+            profile=self.profile.name,
+            rank=rank,
+            timeline=timeline,
+            graph=graph,
+        )
+
+    def _calibration_shares(self, kernels: Sequence[Kernel], kernel_us: Array) -> dict[str, float]:
+        total = max(float(kernel_us.sum()), 1e-12)
+        shares = {level.value: 0.0 for level in Calibration}
+        for kernel, us in zip(kernels, kernel_us.tolist(), strict=True):
+            shares[self.cost.calibration(kernel).value] += us / total
+        return shares
+
+
+def _feed_us(design: Design) -> float:
+    """Time that the data loaders of all machines need for one global batch."""
+    system = design.system
+    machines = system.world_size / system.local_world_size
+    return design.training.global_batch / (system.node.input_samples_per_s * machines) * US_PER_S
+
+
+def _worst(shares: dict[str, float]) -> Calibration:
+    """The worst level that more than a tenth of the kernel time rests on, or worse ones with it."""
+    carried = 0.0
+    for level in reversed(Calibration):
+        carried += shares[level.value]
+        if carried > CALIBRATION_SHARE:
+            return level
+    return Calibration.MEASURED
+
+
+def _edge_us(timeline: Timeline, path: CriticalPath) -> list[tuple[int, int, float]]:
+    """`(op, launch, µs)` of every edge of the critical path."""
+    steps = timeline.steps
+    hosts = steps.table[steps.table["kind"] >= 0]
+    keys = hosts["op"].astype(np.int64) * len(HostKind) + hosts["kind"]
+    host_us = dict(zip(keys.tolist(), hosts["us"].tolist(), strict=True))
+    durations = steps.durations_us[:, 0].tolist()
+    return [
+        (e.op, e.launch, durations[e.launch][e.rank])
+        if e.launch >= 0
+        else (e.op, -1, host_us.get(e.op * len(HostKind) + e.kind, 0.0))
+        for e in path.edges
+    ]
+
+
+def _bound_shares(edge_us: Sequence[tuple[int, int, float]], kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Share of the critical path's work by host, compute, communication and copy."""
+    sums = {"host": 0.0, "compute": 0.0, "communication": 0.0, "copy": 0.0}
+    for _, launch, us in edge_us:
+        sums["host" if launch < 0 else _resource(kernels[launch])] += us
+    total = max(sum(sums.values()), 1e-12)
+    return {name: us / total for name, us in sums.items()}
+
+
+def _resource(kernel: Kernel) -> str:
+    if isinstance(kernel, Collective):
+        return "communication"
+    return "copy" if isinstance(kernel, Memcpy) else "compute"
+
+
+def _critical_us_by_op(edge_us: Sequence[tuple[int, int, float]], iterations: int) -> dict[int, float]:
+    sums: dict[int, float] = {}
+    for op, _, us in edge_us:
+        sums[op] = sums.get(op, 0.0) + us / iterations
+    return sums
+
+
+def _op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: dict[int, float]) -> tuple[OpCost, ...]:
+    """Costs by name, module and phase, by falling share of the critical path, then of device time."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    launch = 0
+    for index, op in _numbered(graph):
+        if not np.any(op.present):
+            launch += len(op.launches)
+            continue
+        sums = groups.setdefault((op.name, op.module, op.phase), [0, 0, 0.0, 0.0])
+        sums[0] += 1
+        sums[1] += len(op.launches)
+        sums[2] += float(kernel_us[launch : launch + len(op.launches)].sum())
+        sums[3] += critical_us.get(index, 0.0)
+        launch += len(op.launches)
+    costs = [OpCost(*key, int(s[0]), int(s[1]), s[2], s[3]) for key, s in groups.items()]
+    return tuple(sorted(costs, key=lambda c: (-c.critical_us, -c.device_us, c.name)))
+
+
+def _numbered(graph: WorkloadGraph) -> list[tuple[int, Op]]:
+    """Ops with their index in `Steps.op_names`, which counts a CUDA graph's launch as an op of its own."""
+    out, index = [], 0
+    for number, region in enumerate(graph.regions):
+        if number == graph.captured_from:
+            index += 1
+        for op in region.ops:
+            out.append((index, op))
+            index += 1
+    return out

@@ -1,0 +1,116 @@
+"""Predicts the published DLRM workloads and compares with their measured iteration times.
+
+python studies/published_workloads/run.py
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DESIGNS = HERE.parent.parent / "spaces" / "designs"
+sys.path.insert(0, str(HERE.parent))
+
+GMAE_FLOOR = 4e-4  # METHOD: keeps a perfect prediction from a logarithm of zero
+
+
+def predict_rows() -> list[dict[str, Any]]:
+    """One row per measured workload, with the predicted time and its error."""
+    from dse.config import load_design
+    from dse.placement import plan_for
+    from perfcore.predictor import Predictor
+    from perfcore.profile.profile import profile_for
+
+    rows = []
+    with (HERE / "measured.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            overrides = [f"system.device={row['device']}", f"training.global_batch={row['global_batch']}"]
+            design = load_design(DESIGNS / f"{row['design']}.yaml", overrides=overrides, place=plan_for)
+            p = Predictor(profile_for(design.system.device, design.system.node)).predict(design)
+            measured_ms = float(row["measured_ms"])
+            rows.append(
+                {
+                    "device": row["device"],
+                    "design": row["design"],
+                    "global_batch": int(row["global_batch"]),
+                    "measured_ms": measured_ms,
+                    "predicted_ms": round(p.iteration_time_us / 1e3, 4),
+                    "error_pct": round(100 * (p.iteration_time_us / 1e3 / measured_ms - 1), 2),
+                    "published_error_pct": float(row["published_error_pct"]),
+                    "device_active_ms": round(p.device_active_us / 1e3, 4),
+                    "bound_by": p.bound_by,
+                }
+            )
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """GMAE and MAPE by device, ours beside the published predictor's."""
+    out = {}
+    for device in [*dict.fromkeys(r["device"] for r in rows), "all"]:
+        chosen = [r for r in rows if device in (r["device"], "all")]
+        out[device] = {
+            "gmae_pct": gmae([r["error_pct"] for r in chosen]),
+            "mape_pct": mape([r["error_pct"] for r in chosen]),
+            "published_gmae_pct": gmae([r["published_error_pct"] for r in chosen]),
+            "published_mape_pct": mape([r["published_error_pct"] for r in chosen]),
+        }
+    return out
+
+
+def gmae(errors_pct: list[float]) -> float:
+    """Geometric mean absolute error, percent."""
+    logs = [math.log(abs(e) / 100 + GMAE_FLOOR) for e in errors_pct]
+    return round(100 * math.exp(sum(logs) / len(logs)), 2)
+
+
+def mape(errors_pct: list[float]) -> float:
+    """Mean absolute error, percent."""
+    return round(sum(map(abs, errors_pct)) / len(errors_pct), 2)
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Predicted against measured, one mark per device."""
+    from figures import new_figure, save
+
+    figure, axes = new_figure(width=5.0, height=4.5)
+    axis = axes[0][0]
+    for device, mark in zip(dict.fromkeys(r["device"] for r in rows), "os^", strict=True):
+        chosen = [r for r in rows if r["device"] == device]
+        axis.plot([r["measured_ms"] for r in chosen], [r["predicted_ms"] for r in chosen], mark, label=device)
+    top = 1.1 * max(max(r["measured_ms"], r["predicted_ms"]) for r in rows)
+    axis.plot([0, top], [0, top], color="grey", linewidth=0.8)
+    axis.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color="grey", alpha=0.15, label="±10 %")
+    axis.set(xlabel="measured iteration time, ms", ylabel="predicted, ms", xlim=(0, top), ylim=(0, top))
+    axis.legend(frameon=False)
+    save(figure, HERE / "figure.svg")
+
+
+def main() -> None:
+    """Print the table, write `results.json` and the figure."""
+    rows = predict_rows()
+    print(
+        f"{'device':16s} {'design':14s} {'batch':>6s} {'measured':>9s} {'predicted':>9s} {'error %':>8s} {'published':>9s}"
+    )
+    for r in rows:
+        print(
+            f"{r['device']:16s} {r['design']:14s} {r['global_batch']:6d} {r['measured_ms']:9.2f} "
+            f"{r['predicted_ms']:9.2f} {r['error_pct']:8.1f} {r['published_error_pct']:9.1f}"
+        )
+    totals = summary(rows)
+    for device, total in totals.items():
+        print(
+            f"{device:16s} GMAE {total['gmae_pct']:.1f} % MAPE {total['mape_pct']:.1f} %   "
+            f"(published: {total['published_gmae_pct']:.1f} / {total['published_mape_pct']:.1f})"
+        )
+    (HERE / "results.json").write_text(json.dumps({"rows": rows, "summary": totals}, indent=1) + "\n")
+    draw(rows)
+
+
+if __name__ == "__main__":
+    main()
