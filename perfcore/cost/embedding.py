@@ -1,7 +1,7 @@
 """Embedding kernels: traffic of lookups through cache and device memory.
 
-Forward, a bag: 96 bytes of offsets, its indices, its rows, one output row; rows rounded up to 32-byte sectors.
-Rows that the cache holds (`perfcore.cost.access`) cost cache bandwidth only; the launch is bound by the slower of
+Forward, a bag: its offsets, its indices, its rows, one output row; rows rounded up to 32-byte sectors. Offsets and
+indices lie one after another: device memory moves their bytes once, the cache serves whole sectors to each bag. Rows that the cache holds (`perfcore.cost.access`) cost cache bandwidth only; the launch is bound by the slower of
 device memory and cache. Backward reads an output gradient per lookup (cached like a table of `batch` rows) and,
 fused with the optimizer, reads and writes every distinct row and its state once; unfused it writes one row per lookup.
 """
@@ -24,7 +24,8 @@ from perfcore.units import US_PER_S
 
 Array = NDArray[np.float64]
 
-OFFSET_BYTES = 96.0  # a bag's table offsets (32) and offsets (64)
+OFFSET_BYTES = 16.0  # a bag's begin and end, int64
+OFFSET_SECTORS_BYTES = 96.0  # what the cache serves for them: table offsets (32) and offsets (64)
 
 # State rows read and written beside the weight row: full-width rows, and bytes of one scalar per row.
 OPTIMIZER_STATE = {
@@ -57,10 +58,12 @@ class EmbeddingFormulas:
         row = _sectors(dims["dim"] * dims["element_bytes"])
         lookups = bags * dims["pooling"]
         hits = hit_rate(lookups, dims["rows"], dims["skew"], self._cached(row))
-        streamed = bags * (OFFSET_BYTES + _sectors(INDEX_BYTES * dims["pooling"]) + row)
+        indices = INDEX_BYTES * dims["pooling"]
+        streamed = bags * (OFFSET_BYTES + indices + row)
+        served = bags * (OFFSET_SECTORS_BYTES + _sectors(indices) + row)
         work = bags * row
         hbm = np.where(work > 0, streamed + lookups * row * (1.0 - hits), 0.0)
-        cache = np.where(work > 0, streamed + lookups * row, 0.0)
+        cache = np.where(work > 0, served + lookups * row, 0.0)
         return self._us(hbm / self.lookup.efficiency, cache, _floor(dims, self.lookup, work > 0))
 
     def backward(self, kernels: Sequence[EmbeddingBackward], dims: Stacked) -> Array:

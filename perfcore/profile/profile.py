@@ -72,6 +72,7 @@ def load_profile(name_or_path: str, *, device: Device | None = None, node: Node 
     device = device or _catalogue_device(data)
     node = node or _default_node(device)
     overheads_file = _overheads_file(data, folder)
+    models = kernel_models(data, folder, device=device, node=node)  # names what is wrong before all is hashed
     return Profile(
         name=data.text("name"),
         device=device,
@@ -79,7 +80,7 @@ def load_profile(name_or_path: str, *, device: Device | None = None, node: Node 
         known_errors=known_errors(data),
         provenance=provenance(data),
         hash=_hash([*_files(data, folder), overheads_file], device, node),
-        models=kernel_models(data, folder, device=device, node=node),
+        models=models,
     )
 
 

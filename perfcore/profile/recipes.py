@@ -116,7 +116,7 @@ def document(recipe: Recipe, fits: Fits, constants: Mapping[str, Any]) -> dict[s
     if recipe.vector is not None:
         fit = fits.vector[recipe.vector]
         errors.append(
-            _known(
+            known_error(
                 "elementwise", fit.held_out, "every fifth row", "NeuSight train data, rows of 0.2 ms and more"
             )
         )
@@ -140,7 +140,7 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
         pool = fits.pools[dtype]
         folder = "" if recipe.name == "shared" else "../shared/"
         known = [
-            _known(f"{kernel} ({n} left out)", e, "device left out of the fit", source)
+            known_error(f"{kernel} ({n} left out)", e, "device left out of the fit", source)
             for n, e in pool.left_out.items()
         ]
         source = f"{source}; pooled over {', '.join(pool.left_out)}"
@@ -150,8 +150,8 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
     folder = f"../{recipe.gemm_folder[dtype]}/" if dtype in recipe.gemm_folder else ""
     entry = _entry(fit.params, basis, f"{folder}{kernel}.cbm", f"{source}; {board}", fit.samples)
     known = [
-        _known(kernel, fit.held_out, NK_SPLIT, f"{source}; {board}"),
-        _known(f"{kernel} (roofline alone)", fit.analytic, NK_SPLIT, f"{source}; {board}"),
+        known_error(kernel, fit.held_out, NK_SPLIT, f"{source}; {board}"),
+        known_error(f"{kernel} (roofline alone)", fit.analytic, NK_SPLIT, f"{source}; {board}"),
     ]
     return entry, known
 
@@ -204,7 +204,9 @@ def _curve_errors(recipe: Recipe, fits: Fits) -> list[dict[str, Any]]:
     for kind in sorted({c.kind.value for c in curves}):
         error = curve_errors([c for c in curves if c.kind.value == kind])
         out.append(
-            _known(kind, error, "each inner size predicted from the others", curves_source(recipe.curves))
+            known_error(
+                kind, error, "each inner size predicted from the others", curves_source(recipe.curves)
+            )
         )
     return out
 
@@ -222,7 +224,8 @@ def _collectives_file(recipe: Recipe) -> str | None:
     return f"../{recipe.curves_folder}/collectives.json" if recipe.curves_folder else "collectives.json"
 
 
-def _known(kernel: str, error: Errors, split: str, source: str) -> dict[str, Any]:
+def known_error(kernel: str, error: Errors, split: str, source: str) -> dict[str, Any]:
+    """One entry of `known_errors`."""
     return {
         "kernel": kernel,
         "n": error.n,

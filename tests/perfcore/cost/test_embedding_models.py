@@ -47,7 +47,7 @@ class TestForward(KernelModelConformance):
 
     def test_hand_count_without_reuse(self):
         [us] = self.model.predict_us([forward(1000.0, rows=np.array([1e9]))])
-        bytes_ = 1000 * (96 + 96 + 256 + 10 * 256)
+        bytes_ = 1000 * (16 + 80 + 256 + 10 * 256)
         assert us == pytest.approx(4.0 + bytes_ / (0.9 * 1.2e12) * 1e6, rel=1e-3)
 
     def test_tables_of_no_pooling_still_write_zeros(self):
