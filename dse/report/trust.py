@@ -1,0 +1,101 @@
+"""What speaks for and against the predictions: known errors, extrapolation, measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dse.report.breakdown import Breakdowns, KnownErrors
+from dse.report.data import RunFiles
+from dse.report.markup import escaped, table_of
+from dse.report.words import number
+
+MEANING = {
+    "measured": "inside the range of shapes that were measured on this device",
+    "extrapolated": "from a fitted model outside its range of shapes or devices",
+    "analytic": "from data-sheet numbers and a formula; no measurement of these kernels went in",
+}
+
+
+def trust_section(run: RunFiles, found: Breakdowns) -> str:
+    """HTML: on what the times rest, the profile's held-out errors, and a validation if there is one."""
+    parts = [_basis(found), _errors(found.errors)]
+    parts.append(_validation(run.validation) if run.validation else _no_validation())
+    return "".join(parts)
+
+
+def _basis(found: Breakdowns) -> str:
+    if not found.designs:
+        return ""
+    kinds = sorted({d.calibrated for d in found.designs}, key=list(MEANING).index)
+    said = "; ".join(f"<b>{k}</b>: {MEANING[k]}" for k in kinds)
+    fallback = max(d.fallback_ops for d in found.designs)
+    more = (
+        f" Up to {fallback} host ops of an iteration have no overheads of their own and take the average of all ops."
+        if fallback
+        else ""
+    )
+    return f"<p>Kernel times of the designs above are {said}.{more}</p>"
+
+
+def _errors(errors: KnownErrors) -> str:
+    if not errors.rows:
+        return (
+            f'<div class="warn">The profile {escaped(errors.profile)} states no held-out errors: '
+            "treat times as estimates and trust orders more than values.</div>"
+        )
+    rows = [
+        [
+            escaped(kernel),
+            f"{n:,}",
+            number(gmae, digits=3),
+            number(mape, digits=3),
+            escaped(split),
+            escaped(source),
+        ]
+        for kernel, n, gmae, mape, split, source in errors.rows
+    ]
+    head = ["kernel", "held-out samples", "GMAE (%)", "MAPE (%)", "held out by", "data"]
+    return (
+        f"<h3>Errors that the profile {escaped(errors.profile)} is known to make</h3>"
+        "<p class='soft'>Of single kernels. GMAE is the geometric, MAPE the arithmetic mean of absolute errors.</p>"
+        f"<div class='scroll'>{table_of(head, rows, numeric=(1, 2, 3))}</div>"
+    )
+
+
+def _no_validation() -> str:
+    return (
+        "<h3>Measured designs</h3><p>None of these designs has been run. <code>dse validate</code> trains the best ones on a "
+        "real device and puts measured times beside predicted ones, here.</p>"
+    )
+
+
+def _validation(found: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            escaped(str(d["name"])),
+            _ms(d.get("predicted_ms")),
+            _ms(d.get("measured_ms")),
+            _error(d.get("predicted_ms"), d.get("measured_ms")),
+            escaped(str(d.get("detail") or "; ".join(d.get("notes") or ()) or d.get("status", ""))),
+        ]
+        for d in found.get("designs", ())
+    ]
+    totals = [("MAPE", "mape_pct", " %"), ("GMAE", "gmae_pct", " %"), ("Kendall's tau", "kendall_tau", "")]
+    said = ", ".join(
+        f"{n} {number(float(found[k]), digits=3)}{u}" for n, k, u in totals if found.get(k) is not None
+    )
+    head = ["design", "predicted (ms)", "measured (ms)", "error (%)", ""]
+    return (
+        f"<h3>Measured on {escaped(str(found.get('device', '?')))}</h3><p>{said or 'Nothing could be measured'}. "
+        f"Predicted from {escaped(str(found.get('prediction', 'the profile')))}.</p>"
+        f"<div class='scroll'>{table_of(head, rows, numeric=(1, 2, 3))}</div>"
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    return "–" if predicted is None or not measured else f"{100 * (predicted / measured - 1):+.1f}"
