@@ -22,7 +22,7 @@ DIFFERS_ON_CUDA = {
 def capture(step: Callable[[], object]) -> tuple[Leaf, ...]:
     """The aten calls of one run of `step`, in order, each with the shapes of its tensor arguments.
 
-    Calls of the profiler's own annotations are left out.
+    Calls that compute nothing are left out: the profiler's annotations, and fake tensors asking for a device.
     """
     from torch import Tensor
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,16 +30,18 @@ def capture(step: Callable[[], object]) -> tuple[Leaf, ...]:
 
     leaves: list[Leaf] = []
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
-            if func.namespace != "profiler":
-                shapes = [tuple(map(float, x.shape)) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            if func.namespace not in {"profiler", "prim"}:
+                shapes = [
+                    tuple(map(float, x.shape)) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)
+                ]
                 leaves.append(Leaf(str(func.overloadpacket), tuple(shapes)))
             return func(*args, **(kwargs or {}))
 
-    with Recorder():
+    with Recorder():  # type: ignore[no-untyped-call]
         step()
     return tuple(leaves)
 

@@ -39,7 +39,7 @@ AWAIT_EVENT = ((Stream.COMPUTE, Stream.COPY),)
 def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]:
     """Lengths, then indices, to the owners of the tables; bags are put into the owner's order."""
     sharded = _sharded(sizes)
-    present = mask_of(sharded.any(axis=(-2, -1))[..., None])
+    present = mask_of(np.asarray(sharded.any(axis=-1).any(axis=-1, keepdims=True)))
     if present is False:
         return ()
     shards = sizes.dims.shards
@@ -49,15 +49,20 @@ def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]
     serial = communication is Communication.SERIAL
     local_bags, local_lookups = sizes.batch * sizes.num_tables, sizes.batch * sizes.total_pooling
     return (
-        _permute(local_bags, local_lookups, present, ()),
-        _call("c10d::alltoall_base_", _all_to_all(sizes, lengths * INT64_BYTES), present),
+        _permute(local_bags, local_lookups, present=present),
+        _call("c10d::alltoall_base_", _all_to_all(sizes, lengths * INT64_BYTES), present=present),
         _call(
             "c10d::alltoall_base_",
             _all_to_all(sizes, indices * INT64_BYTES),
-            present,
+            present=present,
             waits=AWAIT_COLLECTIVES if serial else (),
         ),
-        _permute(sizes.global_batch * tables, sizes.global_batch * pooling, present, AWAIT_COLLECTIVES),
+        _permute(
+            sizes.global_batch * tables,
+            sizes.global_batch * pooling,
+            present=present,
+            waits=AWAIT_COLLECTIVES,
+        ),
         Op(
             "fbgemm::asynchronous_complete_cumsum",
             (
@@ -81,11 +86,11 @@ def forward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: 
         if embedding is EmbeddingFusion.PER_TABLE:
             ops += _local_concat(sizes, size, split=False)
         exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
-        ops.append(_call("All2All_Pooled_Req", exchange, pooled))
+        ops.append(_call("All2All_Pooled_Req", exchange, present=pooled))
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
         reduce = _collective(sizes, CollectiveKind.REDUCE_SCATTER, _row_split_elements(sizes) * size)
-        ops.append(_call("ReduceScatter_Req", reduce, row_split))
+        ops.append(_call("ReduceScatter_Req", reduce, present=row_split))
     return tuple(ops)
 
 
@@ -98,10 +103,14 @@ def forward_wait(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Prec
         launches: tuple[Launch, ...] = ()
         if embedding is EmbeddingFusion.TABLE_BATCHED:
             launches = (Launch(_gathered(sizes, size, split=False)),)
-        ops.append(_wait("All2All_Pooled_Wait", launches, pooled, waits=AWAIT_COLLECTIVES, phase="forward"))
+        ops.append(
+            _wait("All2All_Pooled_Wait", launches, present=pooled, waits=AWAIT_COLLECTIVES, phase="forward")
+        )
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
-        ops.append(_wait("ReduceScatter_Wait", (), row_split, waits=AWAIT_COLLECTIVES, phase="forward"))
+        ops.append(
+            _wait("ReduceScatter_Wait", (), present=row_split, waits=AWAIT_COLLECTIVES, phase="forward")
+        )
     return tuple(ops)
 
 
@@ -112,12 +121,14 @@ def backward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision:
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
         gather = _collective(sizes, CollectiveKind.ALL_GATHER, _row_split_elements(sizes) * size)
-        ops.append(_call("ReduceScatter_WaitBackward", gather, row_split, phase="backward"))
+        ops.append(_call("ReduceScatter_WaitBackward", gather, present=row_split, phase="backward"))
     pooled = sizes.holds("pooled", anywhere=True)
     if pooled is not False:
         exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
         before = Launch(_gathered(sizes, size, split=True))
-        ops.append(_call("All2All_Pooled_WaitBackward", exchange, pooled, before=(before,), phase="backward"))
+        ops.append(
+            _call("All2All_Pooled_WaitBackward", exchange, present=pooled, before=(before,), phase="backward")
+        )
     return tuple(ops)
 
 
@@ -133,7 +144,7 @@ def backward_wait(
         if present is not False:
             elements = sizes.global_batch * sizes.columns_held(kind)
             scale = elementwise("div", elements, read=size, written=size)
-            ops.append(_wait(name, (scale,), present, waits=waits, phase="backward"))
+            ops.append(_wait(name, (scale,), present=present, waits=waits, phase="backward"))
     if embedding is EmbeddingFusion.PER_TABLE and sizes.holds("pooled", anywhere=True) is not False:
         ops += _local_concat(sizes, size, split=True)
     return tuple(ops)
@@ -173,7 +184,7 @@ def all_reduce(sizes: Sizes, terms: tuple[Array, ...], index: int) -> tuple[Op, 
     """The bucket that closes at term `index`, if one does: an empty bucket is no op."""
     bucket = Bucket(terms, index, FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES)
     launch = _collective(sizes, CollectiveKind.ALL_REDUCE, bucket)
-    return (_call("c10d::allreduce_", launch, True, phase="backward"),)
+    return (_call("c10d::allreduce_", launch, present=True, phase="backward"),)
 
 
 def _sharded(sizes: Sizes) -> Mask:
@@ -188,14 +199,14 @@ def _exchanged(sizes: Sizes, per_sample: Array) -> Array:
     """
     owners = sizes.global_batch * per_sample.max(axis=-1, keepdims=True)
     others = sizes.batch * per_sample.sum(axis=-1, keepdims=True)
-    return np.maximum(owners, others)
+    return np.asarray(np.maximum(owners, others))
 
 
 def _row_split_elements(sizes: Sizes) -> Array:
     """`(..., 1)`: partial sums of all samples, for all tables whose rows are split."""
     shards = sizes.dims.shards
     dims = (shards.dim * (shards.row_split & shards.present)).max(axis=-2)
-    return sizes.global_batch * dims.sum(axis=-1, keepdims=True)
+    return np.asarray(sizes.global_batch * dims.sum(axis=-1, keepdims=True))
 
 
 def _all_to_all(sizes: Sizes, size: Array) -> Launch:
@@ -210,8 +221,8 @@ def _collective(sizes: Sizes, kind: CollectiveKind, size: Dim) -> Launch:
 def _call(
     name: str,
     launch: Launch,
-    present: Mask | bool,
     *,
+    present: Mask | bool,
     before: tuple[Launch, ...] = (),
     waits: Waits = (),
     phase: str = "forward",
@@ -219,11 +230,11 @@ def _call(
     return Op(name, (*before, launch), waits=waits, present=present, phase=phase, module=MODULE)
 
 
-def _wait(name: str, launches: tuple[Launch, ...], present: Mask | bool, *, waits: Waits, phase: str) -> Op:
+def _wait(name: str, launches: tuple[Launch, ...], *, present: Mask | bool, waits: Waits, phase: str) -> Op:
     return Op(name, launches, waits=waits, present=present, phase=phase, module=MODULE)
 
 
-def _permute(bags: Array, lookups: Array, present: Mask | bool, waits: Waits) -> Op:
+def _permute(bags: Array, lookups: Array, *, present: Mask | bool, waits: Waits = ()) -> Op:
     """Lengths and indices in another order of tables: seven launches, as in public traces."""
     launches = (
         elementwise("permute", bags, read=INT64_BYTES, written=INT64_BYTES),

@@ -25,7 +25,7 @@ def forward(sizes: Sizes, precision: Precision) -> tuple[Op, ...]:
 
 
 def backward(
-    sizes: Sizes, precision: Precision, first: bool, last: bool, distributed: bool
+    sizes: Sizes, precision: Precision, *, first: bool, last: bool, distributed: bool
 ) -> tuple[Op, ...]:
     """One layer's gradient; `first` and `last` in the order of the forward pass.
 

@@ -36,7 +36,11 @@ class DlrmBuilder:
         """The iteration of one structure: input, forward, loss, backward, optimizers."""
         fusion = structure.fusion
         inputs = self._region(
-            "input", loss.input_copies, fusion.embedding, structure.pinned_input, structure.distributed
+            "input",
+            loss.input_copies,
+            fusion.embedding,
+            pinned_input=structure.pinned_input,
+            distributed=structure.distributed,
         )
         regions = (
             inputs,
@@ -55,7 +59,11 @@ class DlrmBuilder:
         fusion, tables = structure.fusion, _table_switches(structure)
         bottom = [self._layer(BOTTOM, j, structure) for j in range(self._sizes.num_slots(BOTTOM))]
         lookup = self._region(
-            "embedding", embedding.forward, *tables, structure.table_optimizer, structure.distributed
+            "embedding",
+            embedding.forward,
+            *tables,
+            structure.table_optimizer,
+            distributed=structure.distributed,
         )
         if structure.distributed:
             sparse = [
@@ -102,7 +110,11 @@ class DlrmBuilder:
         for region, is_cross in self._interaction_backward(structure):
             add(region, reduces=is_cross)
         lookup = self._region(
-            "embedding_backward", embedding.backward, *tables, structure.table_optimizer, distributed
+            "embedding_backward",
+            embedding.backward,
+            *tables,
+            structure.table_optimizer,
+            distributed=distributed,
         )
         if not distributed:
             add(lookup)
@@ -132,14 +144,17 @@ class DlrmBuilder:
                     module,
                     slot,
                     self._input_kind(module, slot, structure.interaction),
-                    number == 0,
-                    structure.distributed,
+                    distributed=structure.distributed,
                 )
-                for number, (module, slot) in enumerate(where)
+                for module, slot in where
             ]
         else:
             switches = (kind, implementation, structure.interaction, structure.cross_layers)
-            dense = [self._region("optimizer", optimizer.multi_tensor, *switches, structure.distributed)]
+            dense = [
+                self._region(
+                    "optimizer", optimizer.multi_tensor, *switches, distributed=structure.distributed
+                )
+            ]
         embeddings, table_precision = _table_switches(structure)
         tables = self._region(
             "table_optimizer",
@@ -147,7 +162,7 @@ class DlrmBuilder:
             embeddings,
             structure.table_optimizer,
             table_precision,
-            structure.distributed,
+            distributed=structure.distributed,
         )
         return [*dense, tables]
 
@@ -171,8 +186,8 @@ class DlrmBuilder:
             structure.precision,
             structure.fusion.mlp,
             self._input_kind(module, slot, structure.interaction),
-            structure.distributed,
-            waits,
+            distributed=structure.distributed,
+            waits=waits,
         )
 
     def _interaction(self, structure: Structure) -> list[Region]:
@@ -196,9 +211,9 @@ class DlrmBuilder:
                 "cross_backward",
                 cross.backward,
                 structure.precision,
-                number == 0,
-                number == depth - 1,
-                structure.distributed,
+                first=number == 0,
+                last=number == depth - 1,
+                distributed=structure.distributed,
             )
             for number in reversed(range(depth))
         ]
@@ -208,11 +223,13 @@ class DlrmBuilder:
         """The interaction, where the slot's sizes depend on it."""
         return kind if module == TOP and self._sizes.reads_module_input(module, slot) else None
 
-    def _region(self, name: str, build: Callable[..., tuple[Op, ...]], *switches: Any) -> Region:
-        key = (name, build, switches)
+    def _region(
+        self, name: str, build: Callable[..., tuple[Op, ...]], *switches: Any, **named: Any
+    ) -> Region:
+        key = (name, build, switches, tuple(named.items()))
         region = self._regions.get(key)
         if region is None:
-            region = self._regions[key] = Region(name, build(self._sizes, *switches))
+            region = self._regions[key] = Region(name, build(self._sizes, *switches, **named))
         return region
 
 

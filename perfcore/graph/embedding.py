@@ -33,25 +33,35 @@ Waits = tuple[tuple[Stream, Stream], ...]
 
 
 def forward(
-    sizes: Sizes, fusion: EmbeddingFusion, table_precision: Precision, optimizer: Optimizer, distributed: bool
+    sizes: Sizes,
+    fusion: EmbeddingFusion,
+    table_precision: Precision,
+    optimizer: Optimizer,
+    *,
+    distributed: bool,
 ) -> tuple[Op, ...]:
     """Pooled lookups of all tables that a rank holds."""
     if fusion is EmbeddingFusion.PER_TABLE:
-        tables = sizes.tables(distributed)
+        tables = sizes.tables(distributed=distributed)
         return tuple(op for table in tables for op in _bag(table, storage_bytes(table_precision)))
-    groups = batched_groups(sizes, distributed)
+    groups = batched_groups(sizes, distributed=distributed)
     return tuple(op for group in groups for op in _batched(group, storage_bytes(table_precision), optimizer))
 
 
 def backward(
-    sizes: Sizes, fusion: EmbeddingFusion, table_precision: Precision, optimizer: Optimizer, distributed: bool
+    sizes: Sizes,
+    fusion: EmbeddingFusion,
+    table_precision: Precision,
+    optimizer: Optimizer,
+    *,
+    distributed: bool,
 ) -> tuple[Op, ...]:
     """Gradients of all tables, the last first; fused with the update where tables are batched."""
     size = storage_bytes(table_precision)
     if fusion is EmbeddingFusion.PER_TABLE:
-        tables = sizes.tables(distributed)
+        tables = sizes.tables(distributed=distributed)
         return tuple(op for table in reversed(tables) for op in _bag_backward(table, size))
-    groups = batched_groups(sizes, distributed)
+    groups = batched_groups(sizes, distributed=distributed)
     return tuple(op for group in reversed(groups) for op in _batched_backward(group, size, optimizer))
 
 
@@ -82,7 +92,7 @@ class Group:
     elements: Array
 
 
-def batched_groups(sizes: Sizes, distributed: bool) -> tuple[Group, ...]:
+def batched_groups(sizes: Sizes, *, distributed: bool) -> tuple[Group, ...]:
     """One launch for all tables of a single rank; one for each kind of sharding otherwise, as TorchRec groups."""
     shards = sizes.dims.shards
     if not distributed:
@@ -98,7 +108,7 @@ def _group(sizes: Sizes, members: Mask, batch: Array, *, dense: bool) -> tuple[G
     """The group, or nothing where no design has a member."""
     shards = sizes.dims.shards
     held = members & shards.present
-    present = mask_of(held.any(axis=-1))
+    present = mask_of(np.asarray(held.any(axis=-1)))
     if present is False:
         return ()
     rows, pooling, dim = shards.rows * held, shards.pooling * held, shards.dim * held
@@ -137,7 +147,7 @@ def _bag(table: Table, element_bytes: float) -> list[Op]:
 def _either(table: Table) -> Mask | bool:
     if table.replicated is False:
         return table.sharded
-    return mask_of(np.asarray(table.sharded) | np.asarray(table.replicated))
+    return mask_of(np.logical_or(table.sharded, table.replicated))
 
 
 def _bag_backward(table: Table, element_bytes: float) -> list[Op]:

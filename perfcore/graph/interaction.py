@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfcore.design.model import Interaction
 from perfcore.design.training import EmbeddingFusion, InteractionFusion, Precision
 from perfcore.graph.kernels import (
     Array,
@@ -18,7 +17,6 @@ from perfcore.graph.kernels import (
 )
 from perfcore.graph.ops import Launch, Leaf, Op, Shape
 from perfcore.graph.parts import (
-    BF16_BYTES,
     FP32_BYTES,
     GEMM_DTYPE,
     INT64_BYTES,
@@ -204,12 +202,10 @@ def embedding_casts_backward(
 
 def _scatter(batch: Array, features: Array, pairs: Array, size: float) -> tuple[Launch, ...]:
     """CUDA's accumulating `index_put_`: zeros, linear indices, their order, a radix sort, the scatter."""
-    step = {"read": INT64_BYTES, "written": INT64_BYTES}
+    prepare = [elementwise(f, pairs, read=INT64_BYTES, written=INT64_BYTES) for f in ("add", "copy", "div")]
     return (
         Launch(Memset(batch * features * features * size)),
-        elementwise("add", pairs, **step),
-        elementwise("copy", pairs, **step),
-        elementwise("div", pairs, **step),
+        *prepare,
         TINY,
         Launch(Sort(pairs, INT64_BYTES)),
         Launch(PairGather(batch, features, pairs, size, backward=True)),

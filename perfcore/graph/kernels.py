@@ -36,7 +36,8 @@ class Bucket:
     """Bytes of the gradient bucket that closes at term `index`, 0 where none does.
 
     `DistributedDataParallel` fills buckets in the order in which gradients become ready and closes one
-    when it has reached its cap (`first_cap_bytes` for the first, `cap_bytes` after) or at the last term.
+    when it has reached its cap (`first_cap_bytes` for the first, `cap_bytes` after) or at the last positive
+    term: an absent layer or table has none.
     Buckets of one `terms` must be launched at increasing `index`, one op an index.
     """
 
@@ -52,7 +53,8 @@ class Bucket:
         closed = filled
         for position, term in enumerate(self.terms[: self.index + 1]):
             filled = filled + term
-            closes = (filled >= cap) | (position == len(self.terms) - 1)
+            later = np.any([np.broadcast_to(t > 0, filled.shape) for t in self.terms[position + 1 :]], axis=0)
+            closes = (filled >= cap) | ~later
             closed = np.where(closes, filled, 0.0)
             filled = np.where(closes, 0.0, filled)
             cap = np.where(closes & (closed > 0), self.cap_bytes, cap)
@@ -304,7 +306,7 @@ Kernel: TypeAlias = (
 def dims(kernel: Kernel) -> dict[str, Dim]:
     """The numeric fields of a kernel by name, in order; enums, strings and flags are left out."""
     values = ((f.name, getattr(kernel, f.name)) for f in fields(kernel))
-    return {k: v for k, v in values if not isinstance(v, (str, bool, type(None))) and not (k == "axis")}
+    return {k: v for k, v in values if not isinstance(v, (str, bool, type(None))) and k != "axis"}
 
 
 def summed_dim(kernel: Kernel) -> str | None:

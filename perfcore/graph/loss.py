@@ -15,7 +15,7 @@ MODULE = "loss"
 
 
 def input_copies(
-    sizes: Sizes, embedding: EmbeddingFusion, pinned_input: bool, distributed: bool
+    sizes: Sizes, embedding: EmbeddingFusion, *, pinned_input: bool, distributed: bool
 ) -> tuple[Op, ...]:
     """`.to(device)` of each host tensor: dense, indices, offsets, labels.
 
@@ -43,6 +43,7 @@ def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
     sigmoid = elementwise("sigmoid", sizes.batch, read=FP32_BYTES, written=FP32_BYTES)
     mean = Launch(Reduction(sizes.batch, np.ones((1, 1)), FP32_BYTES, axis=None))
     each = elementwise(name, sizes.batch, read=2 * FP32_BYTES, written=FP32_BYTES)
+    broadcast = () if loss is Loss.BCE else (Op("aten::broadcast_tensors", phase="forward", module=MODULE),)
     return (
         Op("aten::to", launches, leaves, phase="forward", module=MODULE),
         Op(
@@ -52,6 +53,7 @@ def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
             phase="forward",
             module=MODULE,
         ),
+        *broadcast,
         Op(
             f"aten::{name}",
             (each, mean),

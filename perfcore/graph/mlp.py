@@ -43,6 +43,7 @@ def backward(
     precision: Precision,
     fusion: MlpFusion,
     interaction: Interaction | None,
+    *,
     distributed: bool,
     waits: Waits,
 ) -> tuple[Op, ...]:

@@ -88,10 +88,9 @@ _FUSED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """One dense parameter, and where some design has it."""
+    """One dense parameter; a dim is 0 where a design lacks its layer."""
 
     shape: tuple[Array, ...]
-    present: Mask | bool
 
     @property
     def elements(self) -> Array:
@@ -112,13 +111,12 @@ def parameters(
     """Weight and bias of an MLP slot; all factors of the cross network (`slot` layers of it)."""
     if module == cross.MODULE:
         width, rank = sizes.concat_width, sizes.dims.cross_rank
-        down = [Parameter((rank, width), True)] * slot
-        return (*down, *[Parameter((width, rank), True), Parameter((width,), True)] * slot)
+        down = [Parameter((rank, width))] * slot
+        return (*down, *[Parameter((width, rank)), Parameter((width,))] * slot)
     layer = sizes.layer(module, slot, interaction)
     if not layer.variants:
         return ()
-    present = layer.variants[0].present if len(layer.variants) == 1 else _present(layer.outputs)
-    return (Parameter((layer.outputs, layer.inputs), present), Parameter((layer.outputs,), present))
+    return (Parameter((layer.outputs, layer.inputs)), Parameter((layer.outputs,)))
 
 
 def for_loop(
@@ -127,10 +125,10 @@ def for_loop(
     module: str,
     slot: int,
     interaction: Interaction | None,
-    opens: bool,
-    waits: bool,
+    *,
+    distributed: bool,
 ) -> tuple[Op, ...]:
-    """One slot's share of `step()`, whose first share `opens` it."""
+    """One slot's share of `step()`, which the bottom MLP's first layer opens."""
     params = parameters(sizes, module, slot, interaction)
     launches = [
         elementwise(
@@ -138,7 +136,6 @@ def for_loop(
             p.elements,
             read=u.values_read * FP32_BYTES,
             written=u.values_written * FP32_BYTES,
-            present=p.present,
         )
         for p in params
         for u in FOR_LOOP[optimizer]
@@ -147,7 +144,20 @@ def for_loop(
     leaves = [
         Leaf(f"aten.{u.name}", (p.shape,) * u.tensors or ((),)) for p in params for u in FOR_LOOP[optimizer]
     ]
-    return (_step(optimizer, launches, leaves, continues=not opens, waits=opens and waits),)
+    if module == cross.MODULE:
+        return (_step(optimizer, launches, leaves, continues=True),)
+    return tuple(
+        _step(
+            optimizer,
+            launches,
+            leaves,
+            present=variant.present,
+            continues=not opens,
+            waits=opens and distributed,
+        )
+        for variant in sizes.layer(module, slot, interaction).variants
+        for opens in (variant.first and module == BOTTOM,)
+    )
 
 
 def multi_tensor(
@@ -156,7 +166,8 @@ def multi_tensor(
     fusion: OptimizerFusion,
     interaction: Interaction,
     cross_layers: int,
-    waits: bool,
+    *,
+    distributed: bool,
 ) -> tuple[Op, ...]:
     """`step()` over all parameters at once; `tensors` counts absent layers too, and elements do not.
 
@@ -172,7 +183,7 @@ def multi_tensor(
         launches = [_multi_tensor(u, elements, params) for u in updates if u.tensors]
     else:
         leaves, launches = _fused(optimizer, elements, params)
-    return (_step(optimizer, launches, leaves, waits=waits),)
+    return (_step(optimizer, launches, leaves, waits=distributed),)
 
 
 def step_name(class_name: str) -> str:
@@ -184,15 +195,12 @@ def _needed(sizes: Sizes, module: str, slot: int, interaction: Interaction) -> I
     return interaction if module == TOP and sizes.reads_module_input(module, slot) else None
 
 
-def _present(outputs: Array) -> Mask:
-    return outputs > 0
-
-
 def _step(
     optimizer: Optimizer,
     launches: Sequence[Launch],
     leaves: Sequence[Leaf],
     *,
+    present: Mask | bool = True,
     continues: bool = False,
     waits: bool = False,
 ) -> Op:
@@ -201,6 +209,7 @@ def _step(
         tuple(launches),
         tuple(leaves),
         waits=AWAIT_COLLECTIVES if waits else (),
+        present=present,
         continues=continues,
         phase="optimizer",
         module=MODULE,

@@ -159,18 +159,25 @@ class Sizes:
         hidden = self.dims.bottom_hidden if module == BOTTOM else self.dims.top_hidden
         return slot == 0 or bool((hidden[slot - 1] == 0).any())
 
-    def _tables(self, distributed: bool) -> tuple[Table, ...]:
+    def _tables(self, *, distributed: bool) -> tuple[Table, ...]:
         shards = self.dims.shards
         present = shards.present
-        local = shards.replicated if distributed else np.ones_like(present)
-        batch = np.where(local, self.batch[..., None], self.global_batch[..., None])
-        batch = np.broadcast_to(batch, np.broadcast_shapes(batch.shape, shards.rows.shape))
-        lookups = batch * shards.pooling
-        sharded, replicated = present & ~(local & distributed), present & (local & distributed)
-        fields = (shards.rows, shards.dim, shards.pooling, shards.skew, batch, lookups)
+        local, everyone = self.batch[..., None], self.global_batch[..., None]
+        batch, replicated = (everyone if distributed else local), np.zeros_like(present)
+        if distributed and (shards.replicated & present).any():
+            replicated = shards.replicated & present
+            batch = np.where(replicated, local, everyone)
+        sharded, lookups = present & ~replicated, batch * shards.pooling
+        if batch.shape[-1] == 1:
+            batch = np.broadcast_to(batch, (*batch.shape[:-1], self.num_tables))
         return tuple(
             Table(
-                *(field[..., t] for field in fields),
+                rows=shards.rows[..., t],
+                dim=shards.dim[..., t],
+                pooling=shards.pooling[..., t],
+                skew=shards.skew[..., t],
+                batch=batch[..., t],
+                lookups=lookups[..., t],
                 sharded=mask_of(sharded[..., t]),
                 replicated=mask_of(replicated[..., t]),
             )

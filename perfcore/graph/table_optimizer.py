@@ -94,6 +94,7 @@ def step(
     embedding: EmbeddingFusion,
     optimizer: Optimizer,
     table_precision: Precision,
+    *,
     distributed: bool,
 ) -> tuple[Op, ...]:
     """`step()` on every table a rank holds; replicated tables have dense gradients."""
@@ -109,7 +110,7 @@ def step(
             phase="optimizer",
             module=MODULE,
         )
-        for group in batched_groups(sizes, distributed)
+        for group in batched_groups(sizes, distributed=distributed)
         if group.dense
     )
 
@@ -120,7 +121,7 @@ def _per_table(
     launches: list[Launch] = []
     leaves: list[Leaf] = []
     updates = _with_casts(_SPARSE[optimizer], optimizer, table_precision)
-    for table in sizes.tables(distributed):
+    for table in sizes.tables(distributed=distributed):
         if table.sharded is not False:
             shapes = _shapes(table)
             for name, args, launched in updates:
@@ -181,7 +182,7 @@ def _launches(table: Table, name: str, launched: str, size: float) -> list[Launc
         ]
     match launched:
         case "merge":
-            return _coalesce(table, size, present)
+            return _coalesce(table, size, present=present)
         case "rows":
             return [
                 elementwise(name.strip("_"), unique, read=FP32_BYTES, written=FP32_BYTES, present=present)
@@ -193,7 +194,7 @@ def _launches(table: Table, name: str, launched: str, size: float) -> list[Launc
             return []
 
 
-def _coalesce(table: Table, size: float, present: Mask | bool) -> list[Launch]:
+def _coalesce(table: Table, size: float, *, present: Mask | bool) -> list[Launch]:
     """Sort, find the distinct rows (the host waits for their number), sum the rows of each."""
     lookups = table.lookups
     return [
