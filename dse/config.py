@@ -14,7 +14,7 @@ from dse.problems import Problems
 from dse.resolve import hardware_of, tables_of
 from dse.schema import DesignFile, DesignModel, DesignSharding, Policy
 from dse.table_csv import bundled_table_sets, bundled_tables
-from dse.yaml_loader import Document, load_yaml
+from dse.yaml_loader import Document, add_plain_scalars, load_yaml
 from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import Device, Node, System
@@ -90,7 +90,7 @@ def dump_design(design: Design) -> str:
             "world_size": design.system.world_size,
         },
     }
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -103,6 +103,9 @@ class _Dumper(yaml.SafeDumper):
             if isinstance(item, yaml.MappingNode):
                 item.flow_style = True
         return node
+
+
+add_plain_scalars(_Dumper)  # so that it quotes what the loader would read as a number
 
 
 def _completed(overrides: Sequence[str]) -> list[str]:

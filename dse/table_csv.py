@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ def bundled_table_sets() -> list[str]:
     return sorted(p.stem for p in BUNDLED.glob("*.csv"))
 
 
+@functools.cache
 def bundled_tables(name: str) -> tuple[EmbeddingTable, ...]:
     """The bundled set of that name.
 
@@ -47,30 +49,36 @@ def read_tables(path: Path) -> tuple[EmbeddingTable, ...]:
     Raises:
         ConfigError: the file cannot be read or has mistakes: all of them, `file:line:col: column: message` each.
     """
-    lines = list(csv.reader(io.StringIO(read_text(path))))
-    header, problems = _header(lines[0] if lines else [], path)
+    lines = _lines(path)
+    header, problems = _header(lines[0][1] if lines else [], path)
+    if problems:
+        raise ConfigError("\n".join(problems))
     tables: list[EmbeddingTable] = []
     seen: dict[str, int] = {}
-    for number, row in enumerate(lines[1:], start=2):
-        if problems and not tables and len(header) != len(lines[0]):
-            break
-        if not row or all(not cell.strip() for cell in row):
-            continue
-        table, mistakes = _table(header, row, f"{path}:{number}", default_name=f"table_{len(tables)}")
+    for position, (number, row) in enumerate(lines[1:]):
+        table, mistakes = _table(header, row, f"{path}:{number}", default_name=f"table_{position}")
         problems += mistakes
-        if table is not None:
-            if table.name in seen:
-                line = seen[table.name]
-                problems.append(f"{path}:{number}:1: name: {table.name!r} is already there, in line {line}")
-            seen.setdefault(table.name, number)
-            tables.append(table)
+        if table is None:
+            continue
+        if table.name in seen:
+            line = seen[table.name]
+            problems.append(f"{path}:{number}:1: name: {table.name!r} is already there, in line {line}")
+        seen.setdefault(table.name, number)
+        tables.append(table)
     if not problems and not 1 <= len(tables) <= MAX_TABLES:
-        problems.append(
-            f"{path}:1:1: (top level): 1 to {MAX_TABLES} tables are needed, but got {len(tables)}"
-        )
+        problems = [f"{path}:1:1: (top level): 1 to {MAX_TABLES} tables are needed, but got {len(tables)}"]
     if problems:
         raise ConfigError("\n".join(problems))
     return tuple(tables)
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Line number and cells of every line that is not empty."""
+    reader = csv.reader(io.StringIO(read_text(path)))
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as err:
+        raise ConfigError(f"{path}:{reader.line_num}:1: not CSV: {err}") from None
 
 
 def _header(cells: Sequence[str], path: Path) -> tuple[list[str], list[str]]:
