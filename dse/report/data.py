@@ -24,11 +24,11 @@ import numpy as np
 
 from dse.errors import StorageError
 from dse.manifest import Manifest, read_manifest
+from dse.search.outputs import CANDIDATES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CANDIDATES = "candidates.csv"
 KNEE = "knee"
 
 

@@ -21,6 +21,7 @@ from dse.search.protocol import Array, Codes, Evaluation
 from dse.space import SearchSpace
 
 PARETO = "pareto.csv"
+CANDIDATES = "candidates.csv"
 DESIGNS = "designs"
 MAX_HYPERVOLUME_OBJECTIVES = 3
 
@@ -52,13 +53,18 @@ class Front:
 
 def front_of(space: SearchSpace, codes: Codes, evaluation: Evaluation, *, designs: int) -> Front:
     """The front of `(k, a)` codes with their evaluation."""
+    settings = _settings(space, codes)
+    knee = knee_point(evaluation.objectives)
+    return Front(settings, evaluation.metrics, knee, spread(len(codes), knee, designs))
+
+
+def _settings(space: SearchSpace, codes: Codes) -> list[dict[str, Any]]:
+    """One mapping a row of `(k, a)` codes, without axes that do not matter there."""
     active = space.active(codes) if len(codes) else np.empty((0, len(space.axes)), bool)
-    settings = [
+    return [
         {a.name: a.values[c] for a, c, on in zip(space.axes, row, mask, strict=True) if on}
         for row, mask in zip(codes.tolist(), active, strict=True)
     ]
-    knee = knee_point(evaluation.objectives)
-    return Front(settings, evaluation.metrics, knee, spread(len(codes), knee, designs))
 
 
 def spread(count: int, knee: int | None, designs: int) -> list[int]:
@@ -85,6 +91,23 @@ def write_pareto(front: Front, axes: Sequence[str], run_dir: Path) -> None:
         file = {"design": f"{DESIGNS}/{design_file(index)}"} if index in front.exported else {}
         writer.writerow(place | file | known | dict(front.settings[index]))
     write_atomically(run_dir / PARETO, text.getvalue())
+
+
+def write_candidates(space: SearchSpace, codes: Codes, evaluation: Evaluation, run_dir: Path) -> None:
+    """`candidates.csv`: a uniform sample of the space, feasible or not, with metrics and settings.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    metrics = [name for name, values in evaluation.metrics.items() if np.isfinite(values).any()]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["feasible", *metrics, *(a.name for a in space.axes)], lineterminator="\n")
+    writer.writeheader()
+    feasible = evaluation.feasible
+    for index, settings in enumerate(_settings(space, codes)):
+        known = {name: float(evaluation.metrics[name][index]) for name in metrics}
+        writer.writerow({"feasible": int(feasible[index])} | known | settings)
+    write_atomically(run_dir / CANDIDATES, text.getvalue())
 
 
 def design_file(index: int) -> str:

@@ -22,6 +22,7 @@ from dse.search.checkpoint import cannot_write
 from dse.search.executor import InProcessExecutor, RayExecutor
 from dse.search.lock import run_lock
 from dse.search.outputs import (
+    CANDIDATES,
     DESIGNS,
     PARETO,
     Front,
@@ -29,6 +30,7 @@ from dse.search.outputs import (
     design_file,
     front_of,
     people_value,
+    write_candidates,
     write_designs,
     write_pareto,
     write_report_if_possible,
@@ -131,7 +133,7 @@ def _started(manifest: Manifest, run_dir: Path, request: RunRequest) -> Manifest
 def _clear(run_dir: Path) -> None:
     """Remove what a run writes, and nothing else that may lie there."""
     try:
-        for name in (JOURNAL, checkpoints.FILE, MANIFEST, PARETO, "report.html"):
+        for name in (JOURNAL, checkpoints.FILE, MANIFEST, PARETO, CANDIDATES, "report.html"):
             (run_dir / name).unlink(missing_ok=True)
         shutil.rmtree(run_dir / DESIGNS, ignore_errors=True)
     except OSError as err:
@@ -206,6 +208,8 @@ def _finished(
     if not len(front):
         raise _nothing_feasible(config, result)
     write_pareto(front, [a.name for a in config.space.axes], run_dir)
+    if result.picture is not None:
+        write_candidates(config.space, *result.picture, run_dir)
     write_designs(front, lambda index: pricing.design_text(result.codes[index]), run_dir)
     note = write_report_if_possible(run_dir)
     return RunSummary(run_dir, front, config, summary, [note] if note else [])

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAMPLING, ASKING, REFINING, EXPANDING, POLISHING = range(5)
+PICTURING = 6  # 5 is taken by repairs
+PICTURED = 4_096
 
 
 class Method(StrEnum):
@@ -105,6 +107,7 @@ class StudyResult:
         priced_before: candidates that had been priced by then.
         preparing_s: wall time in which the workers got ready (their tables were built).
         searching_s: wall time after that.
+        picture: codes and prices of a uniform sample of the space.
     """
 
     method: Method
@@ -117,6 +120,7 @@ class StudyResult:
     priced_before: int = 0
     preparing_s: float = 0.0
     searching_s: float = 0.0
+    picture: tuple[Codes, Evaluation] | None = None
 
 
 def run_study(
@@ -137,7 +141,7 @@ def run_study(
 
     Args:
         space: what is searched.
-        evaluator_factory: builds the evaluator, once in each worker; picklable.
+        evaluator_factory: builds the evaluator, once.
         objectives: names of the `m` objectives, all minimised.
         trials: to be asked of the sampler; ignored when the space is enumerated.
         seed: of everything random.
@@ -165,7 +169,15 @@ def run_study(
             result = _enumerate(space, pool, asker, storage, report)
         else:
             result = _Search(space, pool, asker, storage, effort, seed, trials, report).run()
-        return replace(result, preparing_s=ready - started, searching_s=time.monotonic() - ready)
+        picture = _picture(space, pool, seed)
+        times = {"preparing_s": ready - started, "searching_s": time.monotonic() - ready}
+        return replace(result, picture=picture, **times)
+
+
+def _picture(space: Space, pool: Pool, seed: int) -> tuple[Codes, Evaluation]:
+    """A uniform sample of the whole space with its prices: what the front is seen against."""
+    codes = space.sample(np.random.default_rng((seed, PICTURING)), PICTURED)
+    return codes, _price(pool, codes)
 
 
 def _enumerate(
