@@ -84,13 +84,14 @@ def _print(report: ValidationReport) -> None:
     table.add_column("design")
     for column in ("predicted ms", "measured ms", "spread %", "error %"):
         table.add_column(column, justify="right")
-    table.add_column("what was measured", overflow="fold")
+    table.add_column("status")
     for d in report.designs:
         numbers = [_number(v) for v in (d.predicted_ms, d.measured_ms, d.spread_pct, d.error_pct)]
-        notes = "; ".join(d.notes) or "the design as it is"
-        table.add_row(d.name, *numbers, notes if d.measured_ms is not None else f"{d.status}: {d.detail}")
+        table.add_row(d.name, *numbers, d.status)
     console = Console()
     console.print(table)
+    for note, names in _remarks(report).items():
+        console.print(f"{', '.join(names)}: {note}.", highlight=False, markup=False)
     console.print(
         f"MAPE {_number(report.mape_pct)} %, GMAE {_number(report.gmae_pct)} %, "
         f"Kendall's tau {_number(report.kendall_tau)}. Predicted from {report.prediction}.",
@@ -98,6 +99,15 @@ def _print(report: ValidationReport) -> None:
     )
     if report.within_tolerance:
         console.print(_verdict(report), highlight=False)
+
+
+def _remarks(report: ValidationReport) -> dict[str, list[str]]:
+    """What is to be said of designs, each once, with the designs of which it holds."""
+    remarks: dict[str, list[str]] = {}
+    for d in report.designs:
+        for note in (*d.notes, *([d.detail] if d.detail else [])):
+            remarks.setdefault(note.rstrip("."), []).append(d.name)
+    return remarks
 
 
 def _verdict(report: ValidationReport) -> str:

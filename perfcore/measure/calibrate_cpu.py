@@ -137,12 +137,15 @@ def fit_profile(
 
 
 def _time_us(call: Callable[[], object], *, seconds: float) -> float:
-    """Median time of one call; short calls are timed in groups that outlast the clock's grain."""
+    """Median time of one call; short calls are timed in groups that outlast the clock's grain, long ones once."""
     call()
     _, clock = host_clock()
     begin, start = time.perf_counter(), clock()
     call()
-    group = max(1, int(SHORTEST_S / max(clock() - start, 1e-7)))
+    once = clock() - start
+    if once > seconds:
+        return once * US_PER_S
+    group = max(1, int(SHORTEST_S / max(once, 1e-7)))
     times: list[float] = []
     while len(times) < FEWEST_GROUPS or time.perf_counter() - begin < seconds:
         start = clock()

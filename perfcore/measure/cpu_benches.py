@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perfcore.graph import kernels as k
 
-MAX_FLOPS = 3e8
+MAX_FLOPS = 1e9
 MAX_BYTES = 3e7
 BAG: dict[str, Any] = {"scale_grad_by_freq": False, "mode": 0, "sparse": True}
 
@@ -117,6 +117,8 @@ def _embeddings(generator: torch.Generator) -> Iterator[Bench]:
         weight = _randn(generator, rows, dim)
         for batch, pooling in ((16, 1), (256, 1), (256, 10), (2048, 1), (2048, 10)):
             yield from _lookups(weight, batch, pooling, generator)
+    # Many lookups: their gradient rows no longer fit in a cache, nor in memory that is at hand.
+    yield from _lookups(_randn(generator, 1_000_000, 64), 2048, 50, generator)
 
 
 def _lookups(weight: Tensor, batch: int, pooling: int, generator: torch.Generator) -> Iterator[Bench]:
