@@ -170,8 +170,8 @@ def run_study(
         else:
             result = _Search(space, pool, asker, storage, effort, seed, trials, report).run()
         picture = _picture(space, pool, seed)
-        times = {"preparing_s": ready - started, "searching_s": time.monotonic() - ready}
-        return replace(result, picture=picture, **times)
+        done = time.monotonic()
+        return replace(result, picture=picture, preparing_s=ready - started, searching_s=done - ready)
 
 
 def _picture(space: Space, pool: Pool, seed: int) -> tuple[Codes, Evaluation]:
