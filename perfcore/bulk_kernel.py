@@ -24,7 +24,7 @@ class Instruction(IntEnum):
     JOINT = 2  # a collective with tabulated durations
     CLEAR = 3  # amount = 0
     ADD = 4  # amount += term
-    OPEN = 5  # first bucket of a list of terms
+    OPEN = 5  # the first bucket of terms whose sum is amount
     FILL = 6  # the next term falls into the bucket; amount = its size if it closes here, else 0
     GUARD = 7  # skip `count` rows if amount is 0
     CURVE = 8  # a launch or collective whose duration follows the amount
@@ -94,7 +94,7 @@ def evaluate(
     size = CLOCKS * ranks
     cells, path = np.empty(size * size, dtype=np.float32), np.empty((size + 1) * size, dtype=np.float32)
     pending, by_rank = np.empty((CLOCKS, CLOCKS), dtype=np.float32), np.empty(ranks)
-    buckets = np.empty((programs.slots, 2))
+    buckets = np.empty((programs.slots, 4))
     for i in range(len(structures)):
         s = structures[i]
         for u in range(programs.key_bounds[s], programs.key_bounds[s + 1]):
@@ -176,11 +176,11 @@ def _run(
         elif kind == _ADD:
             amount += programs.values[place]
         elif kind == _FILL:
-            amount = _fill(rows[row], programs.caps[row, 1], programs.values[place], buckets)
+            amount = _fill(buckets[rows[row, _COUNT]], programs.caps[row, 1], programs.values[place])
         elif kind == _CLEAR:
             amount = 0.0
         elif kind == _OPEN:
-            buckets[rows[row, _COUNT], 0], buckets[rows[row, _COUNT], 1] = 0.0, programs.caps[row, 0]
+            _open(buckets[rows[row, _COUNT]], programs.caps[row, 0], amount)
         elif kind == _GUARD:
             if not amount > 0:
                 row += rows[row, _COUNT]
@@ -217,17 +217,24 @@ def _rank_step(
 
 
 @numba.njit(cache=True)
-def _fill(row: Any, next_cap: float, value: float, buckets: Any) -> float:
+def _open(bucket: Array, cap: float, total: float) -> None:
+    """An empty bucket: filled, cap, what is still to come, and what counts as nothing to come."""
+    # Terms are summed in another order than they are taken away, so the rest may miss 0 by rounding.
+    bucket[0], bucket[1], bucket[2], bucket[3] = 0.0, cap, total, total * 1e-12
+
+
+@numba.njit(cache=True)
+def _fill(bucket: Array, next_cap: float, value: float) -> float:
     """`Bucket.value`'s rule, one term further; the bytes that close here."""
-    slot = row[_COUNT]
-    filled = buckets[slot, 0] + value
-    if filled >= buckets[slot, 1] or row[_LENGTH]:
-        buckets[slot, 0] = 0.0
-        if filled > 0:
-            buckets[slot, 1] = next_cap
-        return float(filled)
-    buckets[slot, 0] = filled
-    return 0.0
+    filled = bucket[0] + value
+    bucket[2] -= value
+    if filled < bucket[1] and bucket[2] > bucket[3]:
+        bucket[0] = filled
+        return 0.0
+    bucket[0] = 0.0
+    if filled > 0:
+        bucket[1] = next_cap
+    return float(filled)
 
 
 @numba.njit(cache=True)

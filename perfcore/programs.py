@@ -161,9 +161,7 @@ class Assembler:
                 self._emit_bucket(segment, filled)
                 current = ()
             elif segment.key != current:
-                self._row(Instruction.CLEAR)
-                for table, axes in self._sums_of_terms(segment.terms):
-                    self._row(Instruction.ADD, axes=axes, offset=self._values.add(table))
+                self._emit_sum(segment.terms)
                 current = segment.key
 
     def _row(
@@ -219,26 +217,20 @@ class Assembler:
         if amount.key not in filled:
             slot = len(filled)
             self._slots = max(self._slots, slot + 1)
+            self._emit_sum(amount.terms)
             self._row(Instruction.OPEN, caps=(bucket.first_cap_bytes, bucket.cap_bytes), count=slot)
         slot = list({**filled, amount.key: 0}).index(amount.key)
-        first, last = filled.get(amount.key, 0), len(amount.terms) - 1
-        for number in range(first, bucket.index + 1):
-            term = amount.terms[number]
+        for term in amount.terms[filled.get(amount.key, 0) : bucket.index + 1]:
             caps = (bucket.first_cap_bytes, bucket.cap_bytes)
             offset = self._values.add(term.values)
-            self._row(
-                Instruction.FILL,
-                axes=term.axes,
-                caps=caps,
-                offset=offset,
-                count=slot,
-                length=int(number == last),
-            )
+            self._row(Instruction.FILL, axes=term.axes, caps=caps, offset=offset, count=slot)
         filled[amount.key] = bucket.index + 1
         self._row(Instruction.GUARD, count=amount.guarded)
 
-    def _sums_of_terms(self, terms: Sequence[Term]) -> list[tuple[Array, Axes]]:
-        return [(t[:, 0], axes) for t, axes in self._fewer([(t.values[:, None], t.axes) for t in terms])]
+    def _emit_sum(self, terms: Sequence[Term]) -> None:
+        self._row(Instruction.CLEAR)
+        for table, axes in self._fewer([(t.values[:, None], t.axes) for t in terms]):
+            self._row(Instruction.ADD, axes=axes, offset=self._values.add(table[:, 0]))
 
     def _sums(self, arrays: Iterable[Any]) -> list[tuple[Array, Axes]]:
         """Grid arrays as few tables `(e, r)` whose entries add up."""

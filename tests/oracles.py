@@ -19,7 +19,7 @@ def _bucket_bytes(bucket, candidate, rank):
     filled, cap = 0.0, bucket.first_cap_bytes
     for position, term in enumerate(terms):
         filled += term
-        if filled >= cap or position == len(terms) - 1:
+        if filled >= cap or not any(terms[position + 1 :]):
             if position == bucket.index:
                 return filled
             if filled > 0:

@@ -131,7 +131,7 @@ def candidate_graph(graph, code):
     def sliced(value):
         if not isinstance(value, np.ndarray):
             return value
-        return value[tuple(min(c, s - 1) for c, s in zip(code, value.shape[:-1], strict=True))][None]
+        return value[tuple(min(c, s - 1) for c, s in zip(code, value.shape, strict=False))][None]
 
     def dim(value):
         if isinstance(value, (Total, Bucket)):
