@@ -47,7 +47,10 @@ class ProgressLine:
         elif now - self._drawn >= PLAIN_EVERY_S or progress.trials >= progress.trials_total:
             self._drawn = now
             self._console.print(
-                self.text(progress, now - self._started, best=best), markup=False, highlight=False
+                self.text(progress, now - self._started, best=best),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
             )
 
     def text(self, progress: Progress, elapsed_s: float, *, best: str) -> str:

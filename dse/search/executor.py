@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ class _InProcessPool:
 
 @dataclass(frozen=True, slots=True)
 class RayExecutor:
-    """Runs tasks on Ray actors, each of which builds its evaluator once.
+    """Runs tasks on Ray actors. The evaluator is built here, once, and copied to the actors.
 
     Attributes:
         width: actors.
@@ -67,12 +68,12 @@ class RayExecutor:
             StudyError: the cluster cannot be reached.
         """
         ray = _import_ray()
+        evaluator = factory()
         owned = not ray.is_initialized()
         if owned:
             self._init(ray)
-        pool = _RayPool(ray, space, factory, self.width)
+        pool = _RayPool(ray, space, evaluator, self.width)
         try:
-            pool.prepare()
             yield pool
         finally:
             pool.close()
@@ -102,40 +103,35 @@ def _import_ray() -> Any:
 
 
 class _Worker:
-    """Lives in an actor: the space and its evaluator, and whatever task is asked."""
+    """Lives in an actor: the space and the evaluator, and whatever task is asked."""
 
-    def __init__(self, space: Space, factory: EvaluatorFactory) -> None:
-        self._space, self._factory = space, factory
-        self._evaluator: Evaluator | None = None
+    def __init__(self, pickled: bytes) -> None:
+        space_and_evaluator: tuple[Space, Evaluator] = pickle.loads(pickled)
+        self._space, self._evaluator = space_and_evaluator
 
-    def prepare(self) -> int:
-        """Build the evaluator, here rather than in `__init__`: a failure is then told as what it is."""
-        self._evaluator = self._evaluator or self._factory()
+    def pid(self) -> int:
         return os.getpid()
 
     def run(self, task: Task[T]) -> T:
-        self.prepare()
-        assert self._evaluator is not None
         return task(self._space, self._evaluator)
 
 
 class _RayPool:
     """Keeps a few tasks in flight at each actor, replaces actors that die, and keeps the tasks' order."""
 
-    def __init__(self, ray: Any, space: Space, factory: EvaluatorFactory, width: int) -> None:
+    def __init__(self, ray: Any, space: Space, evaluator: Evaluator, width: int) -> None:
         self._ray = ray
         self._actor = ray.remote(_Worker)
-        self._arguments = (ray.put(space), ray.put(factory))
+        # As bytes: arrays out of Ray's store are read-only, for which numba would compile everything again.
+        self._pickled = ray.put(ray.cloudpickle.dumps((space, evaluator)))
         self._workers = [self._new() for _ in range(width)]
 
     def _new(self) -> Any:
-        return self._actor.remote(*self._arguments)
+        return self._actor.remote(self._pickled)
 
-    def prepare(self) -> list[int]:
-        """Wait until every worker has built its evaluator; their process ids."""
-        references = [worker.prepare.remote() for worker in self._workers]
-        with self._failures():
-            return list(self._ray.get(references))
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return list(self._ray.get([worker.pid.remote() for worker in self._workers]))
 
     def close(self) -> None:
         for worker in self._workers:
@@ -156,12 +152,16 @@ class _RayPool:
         return task, slot, worker, worker.run.remote(task)
 
     def _result(self, task: Task[T], slot: int, worker: Any, reference: Any) -> T:
+        errors = self._ray.exceptions
         for _ in range(MAX_DEATHS):
             try:
-                with self._failures():
-                    result: T = self._ray.get(reference)
-                    return result
-            except self._ray.exceptions.RayActorError:
+                result: T = self._ray.get(reference)
+                return result
+            except errors.RayTaskError as err:
+                if isinstance(err.cause, Exception):
+                    raise err.cause from None
+                raise
+            except errors.RayActorError:
                 if self._workers[slot] is worker:
                     logger.warning("worker %d died and is replaced", slot)
                     self._workers[slot] = self._new()
@@ -170,13 +170,3 @@ class _RayPool:
             f"A worker died {MAX_DEATHS} times at the same chunk.",
             hint="It may have run out of memory: use fewer --workers.",
         )
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """A failure inside a task is raised as if it had happened here."""
-        try:
-            yield
-        except self._ray.exceptions.RayTaskError as err:
-            if isinstance(err.cause, Exception):
-                raise err.cause from None
-            raise

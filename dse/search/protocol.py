@@ -83,7 +83,7 @@ class Evaluation:
 
 
 class Evaluator(Protocol):
-    """Prices candidates; pure, so that a chunk may be evaluated anywhere and again."""
+    """Prices candidates; pure, so that a chunk may be evaluated anywhere and again; picklable."""
 
     def evaluate(self, codes: Codes) -> Evaluation:
         """The evaluation of `(n, a)` canonical codes."""
@@ -117,4 +117,4 @@ class Executor(Protocol):
         """Tasks that run at once."""
 
     def start(self, space: Space, factory: EvaluatorFactory) -> AbstractContextManager[Pool]:
-        """Workers, each of which builds its evaluator once; they end with the context."""
+        """Workers that share what `factory` builds; they end with the context."""

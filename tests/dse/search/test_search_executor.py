@@ -75,14 +75,14 @@ def test_two_ray_workers_give_the_same_study_even_when_one_dies():
 
         def kill_one(progress, killed=[]):  # noqa: B006 # remembers
             if progress.trials >= 8 and not killed:
-                killed.append(pool.prepare()[0])
+                killed.append(pool.pids()[0])
                 os.kill(killed[0], signal.SIGKILL)
 
         distributed = search(executor=Running(), on_batch=kill_one)
         with pytest.raises(SpaceError, match="a < b") as error:
             list(pool.map([Fail()]))
         assert error.value.hint == "Lower a."
-        assert len(set(pool.prepare())) == 2
+        assert len(set(pool.pids())) == 2
     alone = search()
     np.testing.assert_array_equal(alone.codes, distributed.codes)
     np.testing.assert_array_equal(alone.evaluation.objectives, distributed.evaluation.objectives)
