@@ -188,17 +188,16 @@ class SearchSpace:
 
     def sample(self, rng: np.random.Generator, n: int) -> Codes:
         """`(n, a)`: canonical codes, uniform over the grid of allowed codes (not over distinct designs)."""
-        parts: list[Codes] = []
+        parts = [np.empty((0, len(self.axes)), dtype=np.int16)]
         missing = n
         while missing > 0:
-            drawn = rng.integers(
-                0, self.cardinalities, size=(max(64, 2 * missing), len(self.axes)), dtype=np.int64
-            )
-            codes = drawn.astype(np.int16)
+            drawn = max(64, 2 * missing) if self.exclusions else missing
+            columns = [rng.integers(0, len(axis.values), drawn, dtype=np.int16) for axis in self.axes]
+            codes = np.stack(columns, axis=1) if columns else np.empty((drawn, 0), dtype=np.int16)
             codes = codes[self.allowed(codes)][:missing]
             parts.append(codes)
             missing -= len(codes)
-        return self.canonical(np.concatenate([np.empty((0, len(self.axes)), dtype=np.int16), *parts]))
+        return self.canonical(np.concatenate(parts))
 
     def neighbours(self, codes: Codes) -> Codes:
         """`(k, a)`: the distinct designs one step from any of `codes` `(n, a)`, those themselves left out.
