@@ -91,8 +91,8 @@ def fit_all(data: Path, out: Path) -> None:
     fits = Fits(
         gemm={**_fit_each(bf16, BF16_TREES, floors), **_fit_each(fp32, FP32_TREES, floors)},
         pools={
-            DType.BF16: _pool(bf16, out, floors),
-            DType.FP32: _pool(fp32, out, floors),
+            DType.BF16: _pool([s for s, _ in bf16.values()], out, floors),
+            DType.FP32: _pool([s for s, _ in fp32.values()], out, floors),
         },
         vector=_vector(data, boards, floors),
         curves=_curves(data),
@@ -174,36 +174,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _bf16(data: Path) -> list[Samples]:
+def _bf16(data: Path) -> dict[str, tuple[Samples, Samples]]:
     frame = _parquet(data / "kernels" / "gemm_bf16.parquet")
-    return [
-        fit_gemm.bf16_samples(frame[frame["system"] == system], hardware.device(name))
-        for system, name in BF16_SYSTEMS.items()
-    ]
+    out = {}
+    for system, name in BF16_SYSTEMS.items():
+        rows, device = frame[frame["system"] == system], hardware.device(name)
+        out[name] = (fit_gemm.bf16_samples(rows, device), fit_gemm.bf16_versions(rows, device))
+    return out
 
 
-def _fp32(data: Path, boards: Mapping[str, Device], constants: Mapping[str, Any]) -> list[Samples]:
+def _fp32(
+    data: Path, boards: Mapping[str, Device], constants: Mapping[str, Any]
+) -> dict[str, tuple[Samples, None]]:
     frame = _parquet(data / "kernels" / "gemm_fp32.parquet")
     floor_us = constants["gemm_fp32"]["parameters"]["floor_us"]
-    sets = []
+    sets: dict[str, tuple[Samples, None]] = {}
     for gpu, name in FP32_GPUS.items():
         samples, gaps = fit_gemm.fp32_samples(frame[frame["gpu"] == gpu], boards[name], floor_us=floor_us)
         logger.info("%s: launch gaps subtracted, in us: %s", name, gaps)
-        sets.append(samples)
+        sets[name] = (samples, None)
     return sets
 
 
 def _fit_each(
-    sets: list[Samples], trees: Trees, constants: Mapping[str, Any]
+    sets: Mapping[str, tuple[Samples, Samples | None]], trees: Trees, constants: Mapping[str, Any]
 ) -> dict[tuple[DType, str], GemmFit]:
     fits = {}
-    for samples in sets:
+    for name, (samples, versions) in sets.items():
         floor_us = constants[f"gemm_{samples.dtype.value}"]["parameters"]["floor_us"]
-        fit = fit_gemm.fit_gemm(samples, floor_us=floor_us, trees=trees, basis=Calibration.MEASURED)
-        logger.info(
-            "%s %s: held out %s, analytic %s", samples.device.name, samples.dtype, fit.held_out, fit.analytic
+        fit = fit_gemm.fit_gemm(
+            samples, floor_us=floor_us, trees=trees, basis=Calibration.MEASURED, versions=versions
         )
-        fits[samples.dtype, samples.device.name] = fit
+        logger.info("%s %s: held out %s, analytic %s", name, samples.dtype, fit.held_out, fit.analytic)
+        fits[samples.dtype, name] = fit
     return fits
 
 

@@ -34,6 +34,7 @@ FOLDS = 20  # of (n, k) pairs: 14 to fit, 3 to choose the number of trees, 3 to 
 MIN_FP32_US = 200.0
 MIN_FP32_ROOFLINE_US = 10.0
 LARGE_US = 200.0
+DLRM_MIN_M, DLRM_MAX_WIDTH = 1024, 2048
 POOLED_ROWS_PER_DEVICE = 10_000
 
 
@@ -76,13 +77,25 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class GemmFit:
-    """A fitted correction with its errors on the folds that were kept apart."""
+    """A fitted correction with its errors on the folds that were kept apart.
+
+    Attributes:
+        params: of the roofline, from all rows.
+        model: the correction, from all rows.
+        samples: rows.
+        held_out: errors on unseen (n, k) pairs.
+        analytic: errors of the roofline alone on the same rows.
+        dlrm_like: `held_out`, only rows with m ≥ 1024 and n, k ≤ 2048; `None` without any.
+        single: `held_out` against every framework version apart; `None` where there is one.
+    """
 
     params: GemmParams
     model: Any
     samples: int
     held_out: Errors
     analytic: Errors
+    dlrm_like: Errors | None
+    single: Errors | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,12 @@ def bf16_samples(frame: pd.DataFrame, device: Device) -> Samples:
     label = frame.groupby(["m", "n", "k"], sort=True)["latency_ms"].median().reset_index()
     us = label["latency_ms"].to_numpy() * 1e3
     return _samples(label.assign(batch=1), device, DType.BF16, us, share=np.ones_like(us))
+
+
+def bf16_versions(frame: pd.DataFrame, device: Device) -> Samples:
+    """Rows of one system of the bf16 table, each framework version apart."""
+    us = frame["latency_ms"].to_numpy() * 1e3
+    return _samples(frame.assign(batch=1), device, DType.BF16, us, share=np.ones_like(us))
 
 
 def fp32_samples(frame: pd.DataFrame, device: Device, *, floor_us: float) -> tuple[Samples, dict[str, float]]:
@@ -139,8 +158,18 @@ def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) ->
     )
 
 
-def fit_gemm(samples: Samples, *, floor_us: float, trees: Trees, basis: Calibration) -> GemmFit:
-    """Choose the number of trees on validation pairs (n, k), report on test pairs, then fit on all."""
+def fit_gemm(
+    samples: Samples,
+    *,
+    floor_us: float,
+    trees: Trees,
+    basis: Calibration,
+    versions: Samples | None = None,
+) -> GemmFit:
+    """Choose the number of trees on validation pairs (n, k), report on test pairs, then fit on all.
+
+    `versions` are the single measurements behind the labels; errors against them are reported beside.
+    """
     fold = nk_folds(samples.shapes)
     train, valid = fold < 14, (fold >= 14) & (fold < 17) & samples.reported
     test = (fold >= 17) & samples.reported
@@ -155,8 +184,10 @@ def fit_gemm(samples: Samples, *, floor_us: float, trees: Trees, basis: Calibrat
         eval_set=(inputs[valid], target[valid]),
         use_best_model=True,
     )
-    base = analytic_us(gemm_roofline(samples.shapes, samples.device, samples.dtype), params)
-    predicted = base[test] * np.exp(model.predict(inputs[test]))
+    shown = samples.take(test)
+    base = analytic_us(gemm_roofline(shown.shapes, shown.device, shown.dtype), params)
+    at = shown.shapes
+    like_dlrm = (at.m >= DLRM_MIN_M) & (at.n <= DLRM_MAX_WIDTH) & (at.k <= DLRM_MAX_WIDTH)
     whole = roofline_params(samples, floor_us=floor_us, basis=basis)
     final = _catboost(trees, iterations=model.tree_count_)
     final.fit(*_inputs(samples, whole), sample_weight=weight)
@@ -164,22 +195,27 @@ def fit_gemm(samples: Samples, *, floor_us: float, trees: Trees, basis: Calibrat
         params=whole,
         model=final,
         samples=len(samples.us),
-        held_out=errors(predicted, samples.us[test]),
-        analytic=errors(base[test], samples.us[test]),
+        held_out=_errors(shown, params, model),
+        analytic=errors(base, shown.us),
+        dlrm_like=_errors(shown.take(like_dlrm), params, model) if like_dlrm.any() else None,
+        single=None
+        if versions is None
+        else _errors(versions.take(nk_folds(versions.shapes) >= 17), params, model),
     )
 
 
 def fit_pooled(
     sets: list[Samples], *, floor_us: float, trees: Trees
 ) -> tuple[GemmParams, Any, dict[str, Errors]]:
-    """One correction for all devices by their numbers; errors of each device when it is left out of the fit."""
+    """One correction for all devices by their numbers; errors of each device when its generation is left out."""
     thin = [_thinned(s) for s in sets]
     left_out = {}
-    for i, held in enumerate(thin):
-        rest = thin[:i] + thin[i + 1 :]
+    for generation in sorted({s.device.compute_capability for s in thin}):
+        rest = [s for s in thin if s.device.compute_capability != generation]
         p, model = _fit_union(rest, _pooled_params(rest, floor_us=floor_us), trees)
-        shown = held.take(held.reported)
-        left_out[held.device.name] = errors(predict_us(shown, p, model), shown.us)
+        for held in thin:
+            if held.device.compute_capability == generation:
+                left_out[held.device.name] = _errors(held.take(held.reported), p, model)
     p, model = _fit_union(thin, _pooled_params(thin, floor_us=floor_us), trees)
     return p, model, left_out
 
@@ -190,8 +226,14 @@ def predict_us(samples: Samples, params: GemmParams, model: Any) -> Array:
     return priced.price_us(samples.shapes, samples.dtype)
 
 
+def _errors(samples: Samples, params: GemmParams, model: Any) -> Errors:
+    return errors(predict_us(samples, params, model), samples.us)
+
+
 def save_model(model: Any, path: Path) -> None:
-    """Write CatBoost's own format."""
+    """Write CatBoost's own format, without the time and the random id that it would add."""
+    metadata = model.get_metadata()
+    metadata["train_finish_time"] = metadata["model_guid"] = ""
     model.save_model(str(path), format="cbm")
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from perfcore.cost.collective import SizeCurve, bytes_factor
 from perfcore.design.hardware import Device
+from perfcore.errors import ProfileError
 from perfcore.graph.kernels import CollectiveKind
 from perfcore.profile.fit_gemm import Errors, errors
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MIN_VECTOR_MS = 0.2
+HELD_EVERY = 5
 ELEMENT_BYTES = 4
 TENSORS = {"add": 3, "sub": 3, "mul": 3, "div": 3, "pow": 3}  # two in, one out; all others one in, one out
 ATEN_NAMES = {
@@ -60,16 +62,23 @@ def fit_vector(frame: pd.DataFrame, device: Device, *, floor_us: float) -> Vecto
     """Efficiency of each pointwise function from its long rows; every fifth row is held out.
 
     A launch gap lies before each kernel, as long as the shortest row of the function less the kernel's floor.
+
+    Raises:
+        ProfileError: fewer than five long rows of a function.
     """
     efficiency, predicted, measured, samples = {}, [], [], 0
     for op, name in ATEN_NAMES.items():
         rows = frame[frame["op"] == op].sort_values(["rows", "cols"])
         gap_us = max(float(rows["latency_ms"].quantile(0.01)) * 1e3 - floor_us, 0.0)
         long = rows[rows["latency_ms"] >= MIN_VECTOR_MS]
+        if len(long) < HELD_EVERY:
+            raise ProfileError(
+                f"{device.name}: five rows of {MIN_VECTOR_MS} ms or more are needed for {op!r}, but got {len(long)}."
+            )
         us = long["latency_ms"].to_numpy() * 1e3 - gap_us
         bytes_ = ELEMENT_BYTES * TENSORS.get(op, 2) * (long["rows"] * long["cols"]).to_numpy(dtype=np.float64)
         ideal_us = bytes_ / device.hbm_bytes_per_s * 1e6
-        held = np.arange(len(us)) % 5 == 4
+        held = np.arange(len(us)) % HELD_EVERY == HELD_EVERY - 1
         share = float(np.median(ideal_us[~held] / (us[~held] - floor_us)))
         efficiency[name] = round(min(share, 1.0), 4)
         predicted.append(ideal_us[held] / efficiency[name] + floor_us)

@@ -140,7 +140,7 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
         pool = fits.pools[dtype]
         folder = "" if recipe.name == "shared" else "../shared/"
         known = [
-            known_error(f"{kernel} ({n} left out)", e, "device left out of the fit", source)
+            known_error(f"{kernel} ({n} left out)", e, "its generation left out of the fit", source)
             for n, e in pool.left_out.items()
         ]
         source = f"{source}; pooled over {', '.join(pool.left_out)}"
@@ -149,10 +149,14 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
     basis = "measured" if board in recipe.owns else "extrapolated"
     folder = f"../{recipe.gemm_folder[dtype]}/" if dtype in recipe.gemm_folder else ""
     entry = _entry(fit.params, basis, f"{folder}{kernel}.cbm", f"{source}; {board}", fit.samples)
-    known = [
-        known_error(kernel, fit.held_out, NK_SPLIT, f"{source}; {board}"),
-        known_error(f"{kernel} (roofline alone)", fit.analytic, NK_SPLIT, f"{source}; {board}"),
-    ]
+    shown = {
+        "": fit.held_out,
+        " (roofline alone)": fit.analytic,
+        " (m >= 1024; n, k <= 2048)": fit.dlrm_like,
+        " (single framework versions)": fit.single,
+    }
+    text = f"{source}; {board}"
+    known = [known_error(kernel + what, e, NK_SPLIT, text) for what, e in shown.items() if e is not None]
     return entry, known
 
 
