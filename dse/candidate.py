@@ -58,6 +58,11 @@ def settings_at(space: SearchSpace, row: Codes) -> dict[str, Value]:
     return dict(space.fixed) | {a.name: a.values[c] for a, c in zip(space.axes, codes, strict=True)}
 
 
+def values_of(space: SearchSpace, name: str) -> tuple[Value, ...]:
+    """Values that a setting has in the space; one if it is fixed."""
+    return space.axes[space.position(name)].values if name in space else (space.fixed[name],)
+
+
 def column(space: SearchSpace, codes: Codes, name: str) -> NDArray[Any]:
     """`(n,)` values of one setting over `(n, a)` codes."""
     if name in space:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from dse.problems import Problems
-from dse.resolve import hardware_of, tables_of
+from dse.resolve import completed_overrides, hardware_of, sets, tables_of
 from dse.schema import DesignFile, DesignModel, DesignSharding, Policy
 from dse.table_csv import bundled_table_sets, bundled_tables
 from dse.yaml_loader import Document, add_plain_scalars, load_yaml
@@ -31,8 +31,8 @@ def load_design(path: Path, *, overrides: Sequence[str] = (), place: Place) -> D
 
     Args:
         path: a design file.
-        overrides: `section.key=value` each. A new `system.device` brings its usual node, and a new
-            `sharding.policy` drops the file's plan.
+        overrides: `section.key=value` each. A new `system.device` brings its usual node, a new
+            `system.node` its own device, and a new `sharding.policy` drops the file's plan.
         place: what turns a sharding policy into a plan.
 
     Raises:
@@ -109,15 +109,9 @@ add_plain_scalars(_Dumper)  # so that it quotes what the loader would read as a 
 
 
 def _completed(overrides: Sequence[str]) -> list[str]:
-    """A new device takes its usual node along, and a new policy replaces a plan, unless those are set as well."""
-    keys = [o.partition("=")[0].strip() for o in overrides]
-
-    def sets(section: str) -> bool:
-        return any(k == section or k.startswith(f"{section}.") for k in keys)
-
-    cleared = ["system.node=null"] if sets("system.device") and not sets("system.node") else []
-    cleared += ["sharding.plan=null"] if sets("sharding.policy") and not sets("sharding.plan") else []
-    return [*cleared, *overrides]
+    """As `completed_overrides`; and a new policy replaces the file's plan, unless that is set as well."""
+    replaces = sets(overrides, "sharding.policy") and not sets(overrides, "sharding.plan")
+    return [*(["sharding.plan=null"] if replaces else []), *completed_overrides(overrides)]
 
 
 def _model(entry: DesignModel, folder: Path, problems: Problems) -> Model | None:

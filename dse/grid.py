@@ -24,6 +24,7 @@ from dse.candidate import (
     reference_settings,
     settings_at,
     training_of,
+    values_of,
 )
 from dse.errors import SpaceError
 from dse.space import Codes, SearchSpace, Value
@@ -115,7 +116,7 @@ def grid_of(space: SearchSpace, place: Place, *, distributed: bool) -> Grid | No
         place: solves a placement; asked once for each combination of the axes on which placements depend.
         distributed: several ranks.
     """
-    worlds = [int(w) for w in _values(space, "system.world_size") if (int(w) > 1) == distributed]
+    worlds = [int(w) for w in values_of(space, "system.world_size") if (int(w) > 1) == distributed]
     if not worlds:
         return None
     axes = _grid_axes(space, worlds, distributed=distributed)
@@ -123,16 +124,12 @@ def grid_of(space: SearchSpace, place: Place, *, distributed: bool) -> Grid | No
     return Grid(space, distributed, axes, _dims(space, axes, worlds, place), structures, structure_at)
 
 
-def _values(space: SearchSpace, name: str) -> tuple[Value, ...]:
-    return space.axes[space.position(name)].values if name in space else (space.fixed[name],)
-
-
 def _grid_axes(space: SearchSpace, worlds: Sequence[int], *, distributed: bool) -> tuple[GridAxis, ...]:
     axes = [GridAxis("system.world_size", tuple(worlds))] if "system.world_size" in space else []
     names = ["training.global_batch", "model.embedding_dim", "model.cross_rank"]
     if distributed:
         names += ["sharding.policy", "training.table_precision", "training.table_optimizer"]
-    axes += [GridAxis(n, _values(space, n)) for n in names if n in space]
+    axes += [GridAxis(n, values_of(space, n)) for n in names if n in space]
     for name in HIDDEN:
         axes += [GridAxis(f"{name}.slot{s}", values) for s, values in enumerate(_slot_values(space, name))]
     return tuple(a for a in axes if len(a.values) > 1 or a.name in space)
@@ -141,30 +138,30 @@ def _grid_axes(space: SearchSpace, worlds: Sequence[int], *, distributed: bool) 
 def _shift(space: SearchSpace, axis: GridAxis) -> NDArray[np.int16]:
     """Grid code of each code of the space's axis, of which the grid may hold a part."""
     where = {v: i for i, v in enumerate(axis.values)}
-    return np.array([where.get(v, -1) for v in _values(space, axis.name)], dtype=np.int16)
+    return np.array([where.get(v, -1) for v in values_of(space, axis.name)], dtype=np.int16)
 
 
 def _slot_values(space: SearchSpace, name: str) -> list[tuple[int, ...]]:
     """Widths that each right-aligned slot may have, in order; 0 first where the layer may be absent."""
-    depths = [int(d) for d in _values(space, f"{name}.depth")]
+    depths = [int(d) for d in values_of(space, f"{name}.depth")]
     deepest = max(depths)
     widths = _all_widths(space, name)
     return [((0,) if deepest - slot > min(depths) else ()) + widths for slot in range(deepest)]
 
 
 def _all_widths(space: SearchSpace, name: str) -> tuple[int, ...]:
-    deepest = max(int(d) for d in _values(space, f"{name}.depth"))
-    return tuple(sorted({int(w) for k in range(1, deepest + 1) for w in _values(space, f"{name}.{k}")}))
+    deepest = max(int(d) for d in values_of(space, f"{name}.depth"))
+    return tuple(sorted({int(w) for k in range(1, deepest + 1) for w in values_of(space, f"{name}.{k}")}))
 
 
 def _slot_codes(space: SearchSpace, codes: Codes, name: str) -> NDArray[np.int16]:
     """`(n, slots)`: 1 + position of the width in `_all_widths`, 0 where the slot has no layer."""
     widths = np.array(_all_widths(space, name))
     depth = column(space, codes, f"{name}.depth").astype(np.int64)
-    deepest = max((int(d) for d in _values(space, f"{name}.depth")), default=0)
+    deepest = max((int(d) for d in values_of(space, f"{name}.depth")), default=0)
     by_layer = np.zeros((len(codes), deepest + 1), dtype=np.int16)  # column 0 stands for an absent layer
     for layer in range(1, deepest + 1):
-        found = np.searchsorted(widths, np.array(_values(space, f"{name}.{layer}")))
+        found = np.searchsorted(widths, np.array(values_of(space, f"{name}.{layer}")))
         i = (
             codes[:, space.position(f"{name}.{layer}")]
             if f"{name}.{layer}" in space
@@ -189,7 +186,7 @@ def _structures(space: SearchSpace, *, distributed: bool) -> tuple[tuple[Structu
     if "system.world_size" in space:
         # Any world of this kind: conditions on it ask only whether there are several ranks.
         row[space.position("system.world_size")] = [
-            (int(w) > 1) == distributed for w in _values(space, "system.world_size")
+            (int(w) > 1) == distributed for w in values_of(space, "system.world_size")
         ].index(True)
     for combination in itertools.product(*map(range, sizes)):
         row[columns] = combination

@@ -58,6 +58,20 @@ def hardware_of(section: SystemSection, folder: Path, problems: Problems) -> tup
     return None if device is None or node is None else (device, node)
 
 
+def sets(overrides: Sequence[str], path: str) -> bool:
+    """Whether some `section.key=value` sets that path, or something in it."""
+    keys = [o.partition("=")[0].strip() for o in overrides]
+    return any(k == path or k.startswith(f"{path}.") for k in keys)
+
+
+def completed_overrides(overrides: Sequence[str]) -> list[str]:
+    """A new device brings its usual node, and a new node its own device, unless both are set."""
+    device, node = sets(overrides, "system.device"), sets(overrides, "system.node")
+    if device == node:
+        return list(overrides)
+    return ["system.node=null" if device else "system.device=null", *overrides]
+
+
 def _node(entry: str | NodeSection, folder: Path) -> Node:
     if isinstance(entry, str):
         if not entry.endswith(FILE_ENDINGS):

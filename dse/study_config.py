@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dse.axes import Setting, build_space, check_settings, settings_of
 from dse.constraints import Constraint, fits
-from dse.errors import ConfigError
+from dse.limits import check_tables_fit
 from dse.objective import METRICS, Circumstances, Objective
 from dse.problems import Problems
-from dse.resolve import hardware_of, tables_of
+from dse.resolve import completed_overrides, hardware_of, tables_of
 from dse.schema_space import SearchEntry, SpaceFile
 from dse.space import SearchSpace
 from dse.validation_text import nearest
@@ -73,12 +73,16 @@ def load_space(path: Path, *, overrides: Sequence[str] = ()) -> StudyConfig:
 
     Args:
         path: a space file.
-        overrides: `section.key=value` each, applied before the check.
+        overrides: `section.key=value` each, applied before the check. A new `system.device` brings its usual
+            node, a new `system.node` its own device.
 
     Raises:
         ConfigError: the file has mistakes, or an axis has a value that fits no design: all of them, one a line.
+        NoFeasibleCandidateError: a table is too large for every design of the space.
     """
-    return study_of_document(load_yaml(path, SpaceFile, overrides=overrides), folder=path.parent)
+    return study_of_document(
+        load_yaml(path, SpaceFile, overrides=completed_overrides(overrides)), folder=path.parent
+    )
 
 
 def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyConfig:
@@ -97,8 +101,10 @@ def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyCo
             problems.add(("objectives", i, "metric"), f"`{o.metric}` is already an objective")
     for i, c in enumerate(entry.constraints):
         _check_metric(("constraints", i, "metric"), c.metric, known, problems)
+    profile = _profile(entry.profile, folder, problems)
     problems.check()
     assert space is not None
+    check_tables_fit(space, where=document.problem(("model", "tables"), "")[2])
     return StudyConfig(
         name=entry.name,
         description=entry.description.strip(),
@@ -120,7 +126,7 @@ def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyCo
             input_samples_per_s=entry.input.samples_per_s or math.inf,
             dataset_samples=entry.dataset.samples or math.nan,
         ),
-        profile=_profile(entry.profile, folder),
+        profile=profile,
     )
 
 
@@ -161,11 +167,10 @@ def _search(entry: SearchEntry) -> SearchSettings:
     return SearchSettings(**dict(entry))
 
 
-def _profile(entry: str | None, folder: Path) -> str | None:
+def _profile(entry: str | None, folder: Path, problems: Problems) -> str | None:
     """A path is taken relative to the file; a name stays as it is."""
     if entry is None or ("/" not in entry and not (folder / entry).exists()):
         return entry
-    path = folder / entry
-    if not path.exists():
-        raise ConfigError(f"profile: {path} does not exist")
-    return str(path)
+    if not (folder / entry).exists():
+        problems.add(("profile",), f"{folder / entry} does not exist")
+    return str(folder / entry)

@@ -107,6 +107,11 @@ def test_a_new_device_leaves_a_node_that_is_set_too(tmp_path: Path) -> None:
     assert (design.system.device.name, design.system.node.name) == ("h100-sxm", "dgx-a100-40gb")
 
 
+def test_a_new_node_brings_its_own_device(tmp_path: Path) -> None:
+    written = dump_design(load(tmp_path, TEXT))  # names both
+    assert load(tmp_path, written, "system.node=dgx-h100").system.device.name == "h100-sxm"
+
+
 def test_a_new_policy_replaces_the_plan(tmp_path: Path) -> None:
     written = dump_design(load(tmp_path, TEXT))
     again = load(tmp_path, written, "sharding.policy=data_parallel", "system.world_size=2")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
-from dse.errors import ConfigError
+from dse.errors import ConfigError, NoFeasibleCandidateError
 from dse.objective import METRICS, Objective
 from dse.schema import DesignFile
 from dse.schema_space import SpaceFile
@@ -219,12 +220,37 @@ def test_batches_that_do_not_divide_are_not_counted(tmp_path: Path) -> None:
         (["search.method=nsga"], r"search\.method: input should be 'auto', 'exact', 'nsga2'"),
         (["search.seed=-1"], r"search\.seed: input should be greater than or equal to 0, but got -1"),
         (["name=../x"], r"name: string should match pattern"),
-        (["profile=./none"], "profile: .* does not exist"),
+        (["profile=./none"], r"profile=\./none:1:1: profile: .* does not exist"),
     ],
 )
 def test_a_mistake_is_named_with_rule_and_value(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, TEXT, *overrides)
+
+
+def test_a_new_node_or_device_brings_the_other(tmp_path: Path) -> None:
+    assert load(tmp_path, TEXT, "system.device=h100-sxm").space.node.name == "dgx-h100"
+    text = TEXT.replace("node: dgx-a100-80gb", "device: t4")
+    assert load(tmp_path, text, "system.node=dgx-h100").space.device.name == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["system.world_size={choices: [1, 2]}"],
+            r"table 'a' needs at least 119\.2 GiB .* but a100-sxm4-80gb has 79",
+        ),
+        (["system.world_size=8", "sharding.policy=table_wise"], r"238\.4 GiB .* \(policies: table_wise\)"),
+    ],
+)
+def test_a_table_that_no_placement_can_hold_is_named(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    text = TEXT.replace("num_embeddings: 1000", "num_embeddings: 4e9")
+    with pytest.raises(NoFeasibleCandidateError, match=r"space\.yaml:5:3: model\.tables: " + message):
+        load(tmp_path, text, *overrides)
+    assert load(tmp_path, text, "system.world_size=8").space.size == 1
 
 
 def test_mistakes_of_all_steps_are_told_together(tmp_path: Path) -> None:
@@ -276,17 +302,34 @@ def keys_of(kind: Any, seen: set[Any]) -> Iterator[str]:
         yield from keys_of(argument, seen)
 
 
-@pytest.mark.parametrize("schema", [SpaceFile, DesignFile])
-def test_the_guide_explains_every_key(schema: type[BaseModel]) -> None:
+def values_of(kind: Any, seen: set[Any]) -> Iterator[str]:
+    """Every word that a schema allows as a value."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for field in kind.model_fields.values():
+            yield from values_of(field.annotation, seen)
+    elif isinstance(kind, type) and issubclass(kind, StrEnum):
+        yield from kind
+    for argument in get_args(kind):
+        if isinstance(argument, str):
+            yield argument
+        elif get_args(argument) or isinstance(argument, type):
+            yield from values_of(argument, seen)
+
+
+def words_of_the_guide() -> set[str]:
     guide = (SPACES / "README.md").read_text(encoding="utf-8")
-    words = set(
-        re.findall(
-            r"[a-z_0-9]+",
-            " ".join(re.findall(r"`([^`]+)`|^## `?(\w+)", guide, re.M) and re.findall(r"`([^`]+)`", guide)),
-        )
-    )
-    missing = sorted({k for k in keys_of(schema, set()) if k not in words})
-    assert missing == []
+    return set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", guide))))
+
+
+@pytest.mark.parametrize("schema", [SpaceFile, DesignFile])
+def test_the_guide_explains_every_key_and_value(schema: type[BaseModel]) -> None:
+    keys, values = set(keys_of(schema, set())), set(values_of(schema, set()))
+    assert {"top_hidden", "world_size"} <= keys
+    assert {"bf16", "cuda_graph", "row_wise"} <= values
+    assert sorted((keys | values) - words_of_the_guide()) == []
 
 
 def test_the_guide_explains_every_metric() -> None:
