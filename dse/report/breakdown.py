@@ -38,7 +38,7 @@ class Breakdown:
         global_batch: samples per iteration.
         bound_by: what most of the critical path is.
         bound_share: share of the critical path by resource.
-        calibrated: on what the kernel times rest.
+        calibration_share: share of kernel time by what its prediction rests on.
         fallback_ops: ops whose host overheads are the table's default.
     """
 
@@ -54,7 +54,7 @@ class Breakdown:
     global_batch: int
     bound_by: str
     bound_share: dict[str, float]
-    calibrated: str
+    calibration_share: dict[str, float]
     fallback_ops: int
 
 
@@ -126,7 +126,7 @@ def breakdown_of(
         global_batch=prediction.global_batch,
         bound_by=prediction.bound_by,
         bound_share=dict(prediction.bound_share),
-        calibrated=str(prediction.calibrated.value),
+        calibration_share=dict(prediction.calibration_share),
         fallback_ops=sum(prediction.fallback_ops.values()),
     )
 

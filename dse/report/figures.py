@@ -21,6 +21,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 QUALITY, UNCERTAINTY = "quality_loss", "quality_std"
 MAX_CLOUD = 3_000
+LEGEND_COLUMNS = 5
 # Okabe and Ito's palette, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, YELLOW, SKY, RED, PINK, GREY = (
     "#0072b2", "#e69f00", "#009e73", "#f0e442", "#56b4e9", "#d55e00", "#cc79a7", "#b8bec6",
@@ -79,7 +80,8 @@ def compute_pareto(run: RunFiles) -> Pareto:
     banded = y_name == QUALITY and UNCERTAINTY in run.front
     texts = [_hover(run, i) for i in order]
     clouds = [_cloud(run, x_name, y_name, feasible=wanted) for wanted in (True, False)]
-    spread = x.max() / x.min() if x.min() > 0 else 1.0
+    everything = np.concatenate([x, *(cloud.x for cloud in clouds)])
+    spread = everything.max() / everything.min() if everything.min() > 0 else 1.0
     return Pareto(
         x=x[order],
         y=y[order],
@@ -204,7 +206,7 @@ def draw_stacks(stacks: Stacks, *, div_id: str, limit: float | None = None) -> s
     figure.update_layout(barmode="stack", bargap=0.35)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text=stacks.unit)
-    return _html(figure, div_id, height=150 + 42 * len(stacks.names))
+    return _html(figure, div_id, height=170 + 42 * len(stacks.names))
 
 
 def draw_importance(importance: Importance) -> str:
@@ -232,10 +234,11 @@ def _html(figure: Any, div_id: str, *, height: int) -> str:
     """A fragment that needs plotly on the page; the same figure gives the same text."""
     import plotly.io
 
+    legend_rows = -(-len(figure.data) // LEGEND_COLUMNS)
     figure.update_layout(
         template="plotly_white", height=height, font={"family": FONT, "size": 13, "color": "#1f2933"},
-        margin={"l": 10, "r": 20, "t": 48, "b": 48}, hoverlabel={"font": {"family": FONT}, "align": "left"},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+        margin={"l": 10, "r": 20, "t": 20 + 24 * legend_rows, "b": 48}, hoverlabel={"font": {"family": FONT}, "align": "left"},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal", "entrywidth": 1 / LEGEND_COLUMNS, "entrywidthmode": "fraction"},
     )  # fmt: skip
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
@@ -244,7 +247,7 @@ def _html(figure: Any, div_id: str, *, height: int) -> str:
         include_plotlyjs=False,
         full_html=False,
         div_id=div_id,
-        config={"displaylogo": False, "responsive": True},
+        config={"displayModeBar": False, "responsive": True},
     )
     return html
 

@@ -84,5 +84,5 @@ def _codes(column: pd.Series) -> NDArray[np.int64]:
     """One code per distinct value; rows where the axis does not matter are a group of their own."""
     import pandas as pd
 
-    codes, _ = pd.factorize(column.astype(str))
+    codes, _ = pd.factorize(column, use_na_sentinel=False)
     return np.asarray(codes, dtype=np.int64)

@@ -16,7 +16,7 @@ def table_of(head: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Seq
 
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(
-            f'<{tag} class="{"num" if i in numeric else "wrap" if len(v) > 60 else ""}">{v}</{tag}>'
+            f'<{tag} class="{"num" if i in numeric else "wrap" if len(v) > 40 else ""}">{v}</{tag}>'
             for i, v in enumerate(values)
         )
 

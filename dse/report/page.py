@@ -26,7 +26,16 @@ from dse.report.figures import (
 from dse.report.importance import importance_of
 from dse.report.markup import escaped, table_of
 from dse.report.trust import trust_section
-from dse.report.words import axis_label, compact, joined, label, number, setting
+from dse.report.words import (
+    axis_label,
+    compact,
+    joined,
+    label,
+    limit,
+    name_and_value,
+    number,
+    setting,
+)
 
 MAX_BARS = 6
 MAX_ROWS = 25
@@ -137,18 +146,17 @@ def _card(title: str, run: RunFiles, index: int, design: Breakdown | None) -> st
     row = row_of(run, index)
     first = run.objectives[0].metric
     metrics = [m for m in CARD_METRICS if m in row and m != first and np.isfinite(row[m])]
-    facts = [(label(m), number(float(row[m]))) for m in metrics]
+    facts = [name_and_value(m, float(row[m])) for m in metrics]
     if QUALITY in metrics and UNCERTAINTY in row:
-        facts = [
-            (k, f"{v} ± {number(float(row[UNCERTAINTY]), digits=2)}" if k == label(QUALITY) else v)
-            for k, v in facts
-        ]
+        facts[metrics.index(QUALITY)] = (
+            label(QUALITY),
+            f"{number(float(row[QUALITY]))} ± {number(float(row[UNCERTAINTY]), digits=2)}",
+        )
     facts += [("bound by", design.bound_by)] if design else []
     facts += list(compact(row, run.axes).items())
     shown = "".join(f"<dt>{escaped(k)}</dt><dd>{escaped(v)}</dd>" for k, v in facts)
     kind = "card knee" if index == run.knee else "card"
-    name, _, unit = label(first).partition(" (")
-    big = f"{number(float(row[first]))} {unit.rstrip(')')}"
+    name, big = name_and_value(first, float(row[first]))
     return (
         f'<div class="{kind}"><div class="soft">{escaped(title)} · row {index + 1}</div>'
         f'<div class="big">{escaped(big)}</div><div class="soft">{escaped(name)}</div><dl>{shown}</dl></div>'
@@ -173,7 +181,9 @@ def _pareto_note(run: RunFiles) -> str:
             if run.candidates.uniform
             else "the trials that the sampler asked for"
         )
-        texts.append(f"Behind the front: {kind}; crosses break a limit ({escaped(', '.join(run.limits))}).")
+        texts.append(
+            f"Behind the front: {kind}; crosses break a limit ({escaped(', '.join(map(limit, run.limits)))})."
+        )
     return " ".join(texts)
 
 
@@ -184,7 +194,7 @@ def _breakdown(found: Breakdowns, run: RunFiles) -> str:
         return f"<section><h2>Where the time goes</h2>{notes}</section>" if notes else ""
     names = [_bar_name(run, d) for d in found.designs]
     device, host = (compute_stacks(found.designs, names, host=on_host) for on_host in (False, True))
-    limit = found.designs[0].capacity_gib
+    capacity = found.designs[0].capacity_gib
     return (
         "<section><h2>Where the time goes</h2>"
         "<p>Time per sample, so that designs of different batches compare. First the GPU on the critical path: kernels by part "
@@ -194,7 +204,7 @@ def _breakdown(found: Breakdowns, run: RunFiles) -> str:
         "<p>T1: between ops; T2: before an op's first launch; T3: after its last; T4: launch calls; T5: between launches.</p>"
         f"{draw_stacks(host, div_id='host')}{notes}</section>"
         "<section><h2>Where the memory goes</h2>"
-        f"{draw_stacks(compute_memory(found.designs, names), div_id='memory', limit=limit)}</section>"
+        f"{draw_stacks(compute_memory(found.designs, names), div_id='memory', limit=capacity)}</section>"
     )
 
 
@@ -273,7 +283,7 @@ def _provenance(run: RunFiles) -> list[list[str]]:
         ("started", m.started),
         ("method", f"{m.method}, sampler {m.sampler}, seed {m.seed}"),
         ("trials", number(float(m.counts.get("trials", 0)))),
-        ("limits", ", ".join(run.limits)),
+        ("limits", ", ".join(map(limit, run.limits))),
         ("axes", ", ".join(axis_label(a) for a in run.axes)),
         ("overrides", ", ".join(m.overrides) or "none"),
         ("profile", f"{m.profile} ({m.profile_hash[:12]})"),

@@ -27,15 +27,17 @@ def trust_section(run: RunFiles, found: Breakdowns) -> str:
 def _basis(found: Breakdowns) -> str:
     if not found.designs:
         return ""
-    kinds = sorted({d.calibrated for d in found.designs}, key=list(MEANING).index)
-    said = "; ".join(f"<b>{k}</b>: {MEANING[k]}" for k in kinds)
+    mean = {
+        k: sum(d.calibration_share.get(k, 0.0) for d in found.designs) / len(found.designs) for k in MEANING
+    }
+    said = "; ".join(f"<b>{share:.0%} {k}</b> ({MEANING[k]})" for k, share in mean.items() if share >= 0.005)
     fallback = max(d.fallback_ops for d in found.designs)
     more = (
         f" Up to {fallback} host ops of an iteration have no overheads of their own and take the average of all ops."
         if fallback
         else ""
     )
-    return f"<p>Kernel times of the designs above are {said}.{more}</p>"
+    return f"<p>Of the kernel time of the designs drawn above: {said}.{more}</p>"
 
 
 def _errors(errors: KnownErrors) -> str:
@@ -58,7 +60,8 @@ def _errors(errors: KnownErrors) -> str:
     head = ["kernel", "held-out samples", "GMAE (%)", "MAPE (%)", "held out by", "data"]
     return (
         f"<h3>Errors that the profile {escaped(errors.profile)} is known to make</h3>"
-        "<p class='soft'>Of single kernels. GMAE is the geometric, MAPE the arithmetic mean of absolute errors.</p>"
+        "<p class='soft'>Of single kernels: an iteration adds host overheads and waiting, with errors of their own. "
+        "GMAE is the geometric, MAPE the arithmetic mean of absolute errors.</p>"
         f"<div class='scroll'>{table_of(head, rows, numeric=(1, 2, 3))}</div>"
     )
 

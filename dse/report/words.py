@@ -44,6 +44,21 @@ def label(metric: str) -> str:
     return METRICS[metric].label if metric in METRICS else metric
 
 
+def name_and_value(metric: str, value: float) -> tuple[str, str]:
+    """A metric's name, and its value with the unit."""
+    name, _, unit = label(metric).partition(" (")
+    unit = unit.rstrip(")")
+    shown = number(value)
+    return name, shown if unit in ("", "proxy", "samples") else f"{shown} {unit}"
+
+
+def limit(text: str) -> str:
+    """`hbm_gib <= 80` as people read it."""
+    metric, _, rest = text.partition(" ")
+    sign, _, value = rest.partition(" ")
+    return f"{label(metric)} {sign.replace('<=', '≤').replace('>=', '≥')} {number(float(value))}"
+
+
 def axis_label(axis: str) -> str:
     """What people call an axis."""
     if axis in SHORT:
