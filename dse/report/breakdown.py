@@ -88,15 +88,7 @@ def breakdowns_of(files: list[Path], *, profile: str) -> Breakdowns:
             design = load_design(path, place=_no_plan)
             known = known or _profile(profile, design.system)
             prediction = Predictor(known).predict(design)
-            done.append(
-                breakdown_of(
-                    path.stem,
-                    prediction,
-                    device=design.system.device.description,
-                    gpus=design.system.world_size,
-                    capacity_bytes=design.system.device.hbm_bytes,
-                )
-            )
+            done.append(breakdown_of(path.stem, prediction, system=design.system))
         except PerfcoreError as err:
             failures.append(f"{path.name}: {err}")
     rows = (
@@ -107,9 +99,7 @@ def breakdowns_of(files: list[Path], *, profile: str) -> Breakdowns:
     return Breakdowns(tuple(done), KnownErrors(profile, rows), tuple(failures))
 
 
-def breakdown_of(
-    name: str, prediction: Prediction, *, device: str, gpus: int, capacity_bytes: float
-) -> Breakdown:
+def breakdown_of(name: str, prediction: Prediction, *, system: System) -> Breakdown:
     """What one prediction says, in ms and GiB."""
     total = prediction.iteration_time_us / US_PER_MS
     worst = prediction.memory.peak_rank
@@ -120,9 +110,9 @@ def breakdown_of(
         device_ms=_device_ms(prediction),
         host_ms=_host_ms(prediction),
         memory_gib={k: v / BYTES_PER_GIB for k, v in prediction.memory.by_kind(worst).items()},
-        capacity_gib=capacity_bytes / BYTES_PER_GIB,
-        device=device,
-        gpus=gpus,
+        capacity_gib=system.device.hbm_bytes / BYTES_PER_GIB,
+        device=system.device.description,
+        gpus=system.world_size,
         global_batch=prediction.global_batch,
         bound_by=prediction.bound_by,
         bound_share=dict(prediction.bound_share),

@@ -21,7 +21,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 QUALITY, UNCERTAINTY = "quality_loss", "quality_std"
 MAX_CLOUD = 3_000
-LEGEND_COLUMNS = 5
+LEGEND_COLUMNS = 4
 # Okabe and Ito's palette, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, YELLOW, SKY, RED, PINK, GREY = (
     "#0072b2", "#e69f00", "#009e73", "#f0e442", "#56b4e9", "#d55e00", "#cc79a7", "#b8bec6",
@@ -204,7 +204,7 @@ def draw_stacks(stacks: Stacks, *, div_id: str, limit: float | None = None) -> s
             font={"size": 12, "color": "#333"},
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
-    figure.update_yaxes(autorange="reversed")
+    figure.update_yaxes(autorange="reversed", ticksuffix="  ")
     figure.update_xaxes(title_text=stacks.unit)
     return _html(figure, div_id, height=170 + 42 * len(stacks.names))
 
@@ -223,7 +223,7 @@ def draw_importance(importance: Importance) -> str:
             hovertemplate="%{y}: %{x:.1f} %<extra></extra>",
         )  # fmt: skip
     figure.update_layout(barmode="group", bargap=0.3)
-    figure.update_yaxes(autorange="reversed")
+    figure.update_yaxes(autorange="reversed", ticksuffix="  ")
     figure.update_xaxes(
         title_text="share of the variance that the axis explains by itself (%)", rangemode="tozero"
     )
