@@ -20,7 +20,7 @@ from perfcore.design.model import EmbeddingTable
 
 Value: TypeAlias = "bool | int | float | str"
 Codes: TypeAlias = NDArray[np.int16]
-MAX_COUPLED = 10**7
+MAX_COUPLED = 10**6
 
 
 @dataclass(frozen=True, slots=True)
