@@ -17,7 +17,10 @@ from dse.schema_space import SearchEntry, SpaceFile
 from dse.space import SearchSpace
 from dse.validation_text import nearest
 from dse.yaml_loader import Document, load_yaml
+from perfcore.design.model import EmbeddingTable
 from perfcore.units import BYTES_PER_GIB
+
+STAND_IN: tuple[EmbeddingTable, ...] = (EmbeddingTable("a", 1),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +135,11 @@ def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyCo
 
 def _space(entry: SpaceFile, folder: Path, problems: Problems) -> SearchSpace | None:
     settings: list[Setting] = settings_of(entry)
-    tables = None
+    tables = STAND_IN  # so that the other settings are checked all the same
     with problems.at("model", "tables"):
         tables = tables_of(entry.model.tables, folder)
     found = hardware_of(entry.system, folder, problems)
-    if tables is None or found is None:
+    if found is None:
         return None
     before = len(problems)
     check_settings(settings, tables, found, problems)

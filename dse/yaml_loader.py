@@ -230,18 +230,23 @@ def _nodes(node: yaml.Node) -> Iterator[yaml.Node]:
             yield from _nodes(item)
 
 
-def _duplicates(node: yaml.Node) -> Iterator[tuple[int, int, str]]:
-    for mapping in _nodes(node):
-        if not isinstance(mapping, yaml.MappingNode):
-            continue
+def _duplicates(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[int, int, str]]:
+    """Keys that a mapping has twice."""
+    if isinstance(node, yaml.SequenceNode):
+        for position, item in enumerate(node.value):
+            yield from _duplicates(item, (*path, str(position)))
+    elif isinstance(node, yaml.MappingNode):
         first: dict[str, Mark] = {}
-        for key, _ in mapping.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in first:
-                line = first[key.value].line + 1
-                yield _problem(key.start_mark, key.value, f"this key is already there, in line {line}")
-            first.setdefault(key.value, key.start_mark)
+        for key, item in node.value:
+            here = (*path, str(key.value))
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in first:
+                    line = first[key.value].line + 1
+                    yield _problem(
+                        key.start_mark, ".".join(here), f"this key is already there, in line {line}"
+                    )
+                first.setdefault(key.value, key.start_mark)
+            yield from _duplicates(item, here)
 
 
 def _locate(node: yaml.Node, loc: Loc) -> tuple[Mark, list[str]]:

@@ -42,7 +42,7 @@ def test_every_mistake_is_told_once_in_the_order_of_the_file() -> None:
         "x.yaml:3:3: inner.width: input should be a valid integer, but got 'wide'",
         "x.yaml:4:3: inner.rate: input should be a finite number, but got nan",
         "x.yaml:6:6: items.0.name: input should be a valid string, but got 7",
-        "x.yaml:7:15: name: this key is already there, in line 7",
+        "x.yaml:7:15: items.1.name: this key is already there, in line 7",
         "x.yaml:8:1: more: unknown key `more`; known keys: inner, items",
     ]
 

@@ -137,7 +137,9 @@ def test_a_space_without_axes_is_one_design() -> None:
 def test_too_many_axes_that_others_depend_on_are_refused() -> None:
     parents = [Axis(f"p{i}", tuple(range(101))) for i in range(3)]
     children = [Axis(f"c{i}", (1, 2), Condition(f"p{i}", (0,))) for i in range(3)]
-    with pytest.raises(SpaceError, match="Axes that others depend on have 1030301 combinations, 1000000 at most"):
+    with pytest.raises(
+        SpaceError, match="Axes that others depend on have 1030301 combinations, 1000000 at most"
+    ):
         space_of(*parents, *children)
 
 

@@ -241,7 +241,10 @@ def test_a_new_node_or_device_brings_the_other(tmp_path: Path) -> None:
             ["system.world_size={choices: [1, 2]}"],
             r"table 'a' needs at least 119\.2 GiB .* but a100-sxm4-80gb has 79",
         ),
-        (["system.world_size=8", "sharding.policy=table_wise"], r"table .* 238\.4 GiB .* \(policies: table_wise;"),
+        (
+            ["system.world_size=8", "sharding.policy=table_wise"],
+            r"table .* 238\.4 GiB .* \(policies: table_wise;",
+        ),
     ],
 )
 def test_a_table_that_no_placement_can_hold_is_named(
