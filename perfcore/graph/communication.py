@@ -114,7 +114,9 @@ def forward_wait(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Prec
     return tuple(ops)
 
 
-def backward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
+def backward_exchange(
+    sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision, communication: Communication
+) -> tuple[Op, ...]:
     """Gradients of the pooled embeddings set out for the owners of the tables."""
     size = output_bytes(embedding, table_precision)
     ops: list[Op] = []
@@ -125,9 +127,15 @@ def backward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision:
     pooled = sizes.holds("pooled", anywhere=True)
     if pooled is not False:
         exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
-        before = Launch(_gathered(sizes, size, split=True))
         ops.append(
-            _call("All2All_Pooled_WaitBackward", exchange, present=pooled, before=(before,), phase="backward")
+            _call(
+                "All2All_Pooled_WaitBackward",
+                exchange,
+                present=pooled,
+                before=(Launch(_gathered(sizes, size, split=True)),),
+                waits=AWAIT_COLLECTIVES if communication is Communication.SERIAL else (),
+                phase="backward",
+            )
         )
     return tuple(ops)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 from perfcore.design.design import Design
@@ -92,45 +93,58 @@ class DlrmBuilder:
 
     def _backward(self, structure: Structure) -> list[Region]:
         """Autograd's order; each layer's gradients are followed by the bucket that they may close."""
-        fusion, tables = structure.fusion, _table_switches(structure)
-        distributed = structure.distributed
-        reduce = _Reducer(self, structure) if distributed else None
-        serial_waits = (
-            AWAIT_COLLECTIVES if distributed and fusion.communication is Communication.SERIAL else ()
-        )
+        if structure.distributed:
+            return self._distributed_backward(structure)
+        top, bottom = (range(self._sizes.num_slots(module)) for module in (TOP, BOTTOM))
+        return [
+            *(self._layer_backward(TOP, slot, structure, ()) for slot in reversed(top)),
+            *(region for region, _ in self._interaction_backward(structure)),
+            self._lookup_backward(structure),
+            *(self._layer_backward(BOTTOM, slot, structure, ()) for slot in reversed(bottom)),
+        ]
+
+    def _distributed_backward(self, structure: Structure) -> list[Region]:
+        """The exchange of the embeddings' gradients is called before the bottom MLP's backward, awaited after."""
+        tables, mode = _table_switches(structure), structure.fusion.communication
+        serial = mode is Communication.SERIAL
+        reduce = _Reducer(self, structure)
+        waits = AWAIT_COLLECTIVES if serial else ()
         regions: list[Region] = []
-
-        def add(*more: Region, reduces: bool = False) -> None:
-            regions.extend(more)
-            if reduce and reduces:
-                regions.append(reduce.next())
-
         for slot in reversed(range(self._sizes.num_slots(TOP))):
-            add(self._layer_backward(TOP, slot, structure, serial_waits), reduces=True)
-        for region, is_cross in self._interaction_backward(structure):
-            add(region, reduces=is_cross)
-        lookup = self._region(
+            regions += [self._layer_backward(TOP, slot, structure, waits), reduce.next()]
+        for region, has_parameters in self._interaction_backward(structure):
+            regions += [self._awaiting(region) if serial else region]
+            regions += [reduce.next()] if has_parameters else []
+        regions.append(self._region("backward_exchange", communication.backward_exchange, *tables, mode))
+        last = self._sizes.num_slots(BOTTOM) - 1
+        for slot in range(last, -1, -1):
+            holds = slot == last and not serial
+            at_layer = communication.HOLD_EVENT if holds else waits
+            regions += [self._layer_backward(BOTTOM, slot, structure, at_layer), reduce.next()]
+        lookup = self._lookup_backward(structure)
+        regions.append(self._region("backward_wait", communication.backward_wait, *tables, mode))
+        return [*regions, self._awaiting(lookup) if serial else lookup, *reduce.rest()]
+
+    def _lookup_backward(self, structure: Structure) -> Region:
+        return self._region(
             "embedding_backward",
             embedding.backward,
-            *tables,
+            *_table_switches(structure),
             structure.table_optimizer,
-            distributed=distributed,
+            distributed=structure.distributed,
         )
-        if not distributed:
-            add(lookup)
-        else:
-            add(self._region("backward_exchange", communication.backward_exchange, *tables))
-        for slot in reversed(range(self._sizes.num_slots(BOTTOM))):
-            opens = slot == self._sizes.num_slots(BOTTOM) - 1 and distributed
-            waits = communication.HOLD_EVENT if opens and not serial_waits else serial_waits
-            add(self._layer_backward(BOTTOM, slot, structure, waits), reduces=True)
-        if reduce:
-            add(
-                self._region("backward_wait", communication.backward_wait, *tables, fusion.communication),
-                lookup,
-                *reduce.rest(),
-            )
-        return regions
+
+    def _awaiting(self, region: Region) -> Region:
+        """The region with its start on every rank waiting for all collectives called so far."""
+        key = ("awaiting", region)
+        if key not in self._regions:
+            ops = list(region.ops)
+            for position, op in enumerate(region.ops):
+                ops[position] = replace(op, waits=AWAIT_COLLECTIVES)
+                if op.present is True:
+                    break
+            self._regions[key] = Region(region.name, tuple(ops))
+        return self._regions[key]
 
     def _optimizers(self, structure: Structure) -> list[Region]:
         kind, implementation = structure.optimizer, structure.fusion.optimizer
