@@ -236,8 +236,8 @@ def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> P
 def cpu_pricing(system: System, *, threads: int | None, seconds: float) -> Pricing:
     """Calibrate this machine's CPU, with as many threads as the designs are measured with."""
     import torch
-    from perfcore.graph.dlrm import graph_of
 
+    from perfcore.graph.dlrm import graph_of
     from perfcore.measure.calibrate_cpu import calibrate
 
     before = torch.get_num_threads()
@@ -248,7 +248,7 @@ def cpu_pricing(system: System, *, threads: int | None, seconds: float) -> Prici
         torch.set_num_threads(before)
     return Pricing(
         lambda d: profile.iteration_us(graph_of(d)),
-        f"a calibration of this CPU in about {seconds:g} s: kernels at a few shapes, host time per op",
+        f"a calibration of this CPU in about {seconds:g} s: kernels at a few shapes, small training loops",
         {kind: fit.held_out_mape_pct for kind, fit in sorted(profile.fits.items())},
     )
 

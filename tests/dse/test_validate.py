@@ -22,6 +22,7 @@ from dse.validate import (
     gmae_pct,
     kendall_tau,
     mape_pct,
+    pricing_of,
     validate_run,
 )
 from perfcore.design import hardware
@@ -33,7 +34,7 @@ from perfcore.design.training import Fusion, Training
 from perfcore.errors import UnsupportedError
 from perfcore.measure.isolate import Settings
 
-QUICK = Settings(min_iterations=3, max_seconds=0.1, time_limit_s=60, threads=1, max_batch=32)
+QUICK = Settings(min_iterations=3, max_seconds=0.1, time_limit_s=300, threads=1, max_batch=32)
 
 
 def design(batch: int, *, world_size: int = 1, **changes: object) -> Design:
@@ -159,6 +160,21 @@ def test_impossible_requests_are_refused(tmp_path: Path, top: int, tolerance_pct
 def test_devices_are_checked_before_anything_else(tmp_path: Path, device: str) -> None:
     with pytest.raises(UnsupportedError, match=device):
         validate_run(tmp_path, top=1, settings=replace(QUICK, device=device), tolerance_pct=10)
+
+
+def test_a_gpu_is_predicted_from_its_own_profile() -> None:
+    pricing = pricing_of(design(64), settings=replace(QUICK, device="cuda"), calibration_s=1)
+    assert "a100-sxm4-80gb" in pricing.source
+    small, large = pricing.iteration_us(design(64)), pricing.iteration_us(design(2**20))
+    assert 0 < small < large
+
+
+@pytest.mark.slow
+def test_a_cpu_is_predicted_from_a_calibration() -> None:
+    pricing = pricing_of(design(64), settings=QUICK, calibration_s=2)
+    assert set(pricing.errors_pct) >= {"gemm_forward", "embedding_forward", "elementwise"}
+    small, large = pricing.iteration_us(design(64)), pricing.iteration_us(design(2**16))
+    assert 0 < small < large
 
 
 @pytest.fixture

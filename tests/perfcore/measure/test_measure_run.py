@@ -35,7 +35,7 @@ from perfcore.measure.record import (
 )
 from perfcore.measure.reduce import reduce_design, table_bytes
 
-QUICK = Settings(min_iterations=2, max_seconds=0.05, time_limit_s=60, threads=1)
+QUICK = Settings(min_iterations=2, max_seconds=0.05, time_limit_s=300, threads=1)
 
 
 def test_iterations_are_measured_after_warm_up() -> None:
@@ -235,5 +235,5 @@ def test_a_copied_folder_runs_with_torch_and_numpy_alone(tmp_path: Path) -> None
         "raise SystemExit(code)\n"
     )
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", code, *command], cwd=tmp_path, env=environ, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code, *command], cwd=tmp_path, env=environ, check=True, timeout=400)
     assert [(s.name, s.status) for s in read_samples(tmp_path / "s.json")] == [("x", "ok")]
