@@ -159,8 +159,8 @@ def _volume(rows: Array, reference: Array) -> float:
 def knee_point(values: Array) -> int | None:
     """The row of the front where giving up a little of one objective stops buying much of another.
 
-    Objectives are scaled to 0..1 over the front; the knee lies farthest below the plane through the front's
-    extremes, of which it lies farthest to the ideal corner. Ties go to the first row.
+    Objectives are scaled to 0..1 over the front; the knee has the smallest sum, so with two objectives it lies
+    farthest below the line through the front's ends. Ties go to the first row.
 
     Args:
         values: `(n, m)`, all minimised.

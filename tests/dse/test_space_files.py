@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterator
 from enum import StrEnum
@@ -303,6 +304,15 @@ def keys_of(kind: Any, seen: set[Any]) -> Iterator[str]:
                 yield from keys_of(extra, seen)
     for argument in get_args(kind):
         yield from keys_of(argument, seen)
+
+
+def test_a_study_travels_between_processes(tmp_path: Path) -> None:
+    config = load(
+        tmp_path, TEXT, "training.global_batch={choices: [8, 9]}", "system.world_size={choices: [1, 2]}"
+    )
+    again = pickle.loads(pickle.dumps(config))
+    assert (again.space, again.objectives, again.search) == (config.space, config.objectives, config.search)
+    assert again.space.size == 3
 
 
 def values_of(kind: Any, seen: set[Any]) -> Iterator[str]:
