@@ -22,7 +22,7 @@ Array: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 # How long the search goes on; in steps and not in seconds, so that it gives the same plan everywhere.
-_WORK, _MAX_KICKS = 200_000, 250
+_WORK, _MAX_KICKS = 200_000, 150
 _TINY, _OUT = 1e-300, 1e300
 
 
@@ -155,8 +155,8 @@ def _policy(name: str) -> Policy:
 def _starts(instance: Instance) -> list[tuple[Ints, Ints]]:
     """Orders and options `(t,)` of the greedy starts; option -1 is open.
 
-    Beside the open ones: every table by its option of least work over all ranks, of least memory, and of
-    each sharding type. A single move away from many replicas, or towards them, rarely gains, so the search
+    Beside the open ones: every table by its option of least work over all ranks, of least memory, of least
+    work on one rank, and by each way to split it. A single move away from many replicas, or towards them, rarely gains, so the search
     starts on both sides.
     """
     starts = instance.first[:-1]
@@ -165,9 +165,11 @@ def _starts(instance: Instance) -> list[tuple[Ints, Ints]]:
         np.argsort(-np.minimum.reduceat(total, starts), kind="stable").astype(np.int64) for total in totals
     )
     open_ = np.full(instance.num_tables, -1)
-    fixed = [_least(instance, total) for total in totals]
-    codes = np.array([list(ShardingType).index(kind) for kind in instance.kinds])
-    fixed += [_least(instance, totals[0] + _OUT * (codes != code)) for code in np.unique(codes)]
+    fixed = [_least(instance, cost) for cost in (*totals, instance.load_us)]
+    codes = [list(ShardingType).index(kind) for kind in instance.kinds]
+    ways = np.stack([codes, instance.count], axis=1)
+    for way in np.unique(ways, axis=0):
+        fixed.append(_least(instance, totals[0] + _OUT * (ways != way).any(axis=1)))
     return [(by_load, open_), (by_bytes, open_), *((by_load, f) for f in fixed)]
 
 

@@ -181,9 +181,11 @@ def _pareto_note(run: RunFiles) -> str:
             if run.candidates.uniform
             else "the trials that the sampler asked for"
         )
-        texts.append(
-            f"Behind the front: {kind}; crosses break a limit ({escaped(', '.join(map(limit, run.limits)))})."
+        broken = bool((run.candidates.table["feasible"] == 0).any())
+        crosses = (
+            f"crosses break a limit ({', '.join(map(limit, run.limits))})" if broken else "all are feasible"
         )
+        texts.append(escaped(f"Behind the front: {kind}; {crosses}."))
     return " ".join(texts)
 
 
