@@ -22,6 +22,7 @@ class ProgressLine:
         self._console = console
         self._started = self._drawn = time.monotonic()
         self._first: Progress | None = None
+        self._first_at = self._started
         self._live: Live | None = None
 
     def __enter__(self) -> ProgressLine:
@@ -31,7 +32,7 @@ class ProgressLine:
             self._live = Live(
                 "preparing the tables …", console=self._console, refresh_per_second=8, transient=False
             )
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,34 +41,41 @@ class ProgressLine:
 
     def update(self, progress: Progress, *, best: str) -> None:
         """Show where the study stands; `best` says what the best so far is."""
-        self._first = self._first or progress
         now = time.monotonic()
+        if self._first is None:
+            self._first, self._first_at = progress, now
         if self._live is not None:
-            self._live.update(self.text(progress, now - self._started, best=best))
+            from rich.text import Text
+
+            text = self.text(progress, now, best=best)
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
         elif now - self._drawn >= PLAIN_EVERY_S or progress.trials >= progress.trials_total:
             self._drawn = now
             self._console.print(
-                self.text(progress, now - self._started, best=best),
+                self.text(progress, now, best=best),
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
             )
 
-    def text(self, progress: Progress, elapsed_s: float, *, best: str) -> str:
-        """The line: trials, candidates, rate, front, best, time left."""
-        first = self._first or progress
-        found = progress.found
-        rate = (found.evaluated - (0 if first.trials == 0 else first.found.evaluated)) / max(elapsed_s, 1e-9)
-        done = progress.trials - first.trials
-        left = elapsed_s / done * (progress.trials_total - progress.trials) if done > 0 else None
+    def text(self, progress: Progress, now_s: float, *, best: str) -> str:
+        """The line: trials, designs priced, rate, front, best, time and time left.
+
+        Rate and time left count from the first update, when the tables stood.
+        """
+        first, found = self._first or progress, progress.found
+        elapsed_s = now_s - self._first_at
+        priced, done = found.evaluated - first.found.evaluated, progress.trials - first.trials
         parts = [
             f"{progress.trials}/{progress.trials_total} {progress.unit}",
             f"{people(found.evaluated)} designs priced",
-            f"{people(rate)}/s",
+            f"{people(priced / elapsed_s)}/s" if priced and elapsed_s > 0 else "",
             f"front {len(found.codes)}",
             best,
-            f"{elapsed_s:.0f} s" + (f", about {left:.0f} s left" if left is not None and left >= 1 else ""),
+            f"{now_s - self._started:.0f} s",
         ]
+        if 0 < done < progress.trials_total - first.trials:
+            parts.append(f"about {elapsed_s / done * (progress.trials_total - progress.trials):.0f} s left")
         return " · ".join(part for part in parts if part)
 
 

@@ -52,7 +52,7 @@ def _print(entry: dict[str, Any], *, detailed: bool) -> None:
     console.print(f"{entry['name']}: {entry['description']}", markup=False, highlight=False)
     if not detailed:
         return
-    errors = Table(title="Errors on data that the models have not seen", title_justify="left")
+    errors = Table(title="Errors on data that the models have not seen", title_justify="left", box=None, pad_edge=False)
     columns = list(dict.fromkeys(key for error in entry["known_errors"] for key in error))
     for column in columns:
         errors.add_column(column.replace("_", " "))

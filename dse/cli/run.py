@@ -93,7 +93,7 @@ def run(
         runs_dir=runs_dir,
         name=name,
         designs=designs,
-        command=("dse", *sys.argv[1:]),
+        command=("dse", *(word.replace(str(Path.home()), "~") for word in sys.argv[1:])),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     with ProgressLine(Console(stderr=True)) as line:

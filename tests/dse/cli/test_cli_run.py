@@ -111,6 +111,13 @@ def test_resuming_something_else_is_refused_with_the_difference(dse, space_file)
     assert "There is no run in" in dse("run", space_file, "--resume", "--name", "else").stderr
 
 
+def test_an_exact_run_is_resumed_too(dse, space_file):
+    once = json.loads(dse("run", space_file, "--json").stdout)
+    again = json.loads(dse("run", space_file, "--json", "--resume").stdout)
+    assert again["front_size"] == once["front_size"]
+    assert again["best"] == once["best"]
+
+
 def test_more_trials_may_be_asked_of_a_finished_run(dse, space_file):
     dse("run", space_file, *SEARCH, "-n", "10")
     more = dse("run", space_file, *SEARCH, "-n", "20", "--resume")
@@ -210,6 +217,30 @@ def test_init_writes_a_file_that_loads(dse, tmp_path):
     assert [t.name for t in config.space.tables] == ["user", "item"]
     assert config.name == "my_space"
     assert dse("init", "-o", "my space.yaml").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("--tables", "absent.csv"), "absent.csv"),
+        (("--system", "dgx-a10"), "is not in the catalogue"),
+        (("-o", "no/such/folder/x.yaml"), "cannot be written: No such file"),
+    ],
+)
+def test_init_refuses_what_no_run_could_use(dse, arguments, match, tmp_path):
+    result = dse("init", *arguments)
+    assert result.exit_code == 2
+    assert match in result.stderr
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_profiles_are_listed_and_shown(dse):
+    listed = json.loads(dse("profiles", "--json").stdout)
+    assert "v100-sxm2-16gb" in [entry["name"] for entry in listed]
+    shown = dse("profiles", "v100-sxm2-16gb")
+    assert shown.exit_code == 0
+    assert "Errors on data that the models have not seen" in shown.stdout
+    assert dse("profiles", "nosuch").exit_code == 2
 
 
 def test_help_lists_the_commands_and_loads_nothing_heavy(dse):
