@@ -88,6 +88,8 @@ def measure_iteration(
         UnsupportedError: no such device, more than one rank, or a fusion that the device lacks.
     """
     check_device(device)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # events and graphs belong to the current device
     notes = _notes(design, device=device)
     rng = np.random.default_rng(seed)
     with numerics(design):

@@ -25,19 +25,13 @@ def dense_optimizer(params: Iterable[nn.Parameter], design: Design) -> torch.opt
         "fused": fusion is OptimizerFusion.FUSED,
     }
     params = list(params)
-    on_cuda = params[0].is_cuda
     match design.training.optimizer:
         case Optimizer.SGD:
             return torch.optim.SGD(params, **flags)
         case Optimizer.ADAGRAD:
-            if on_cuda and fusion is OptimizerFusion.FUSED:
-                raise UnsupportedError(
-                    "torch has no fused Adagrad on CUDA, but the design asks for it.",
-                    hint="Use fusion.optimizer=foreach.",
-                )
             return torch.optim.Adagrad(params, **flags)
         case Optimizer.ADAM:
-            captured = on_cuda and design.fusion.launches is Launches.CUDA_GRAPH
+            captured = params[0].is_cuda and design.fusion.launches is Launches.CUDA_GRAPH
             return torch.optim.Adam(params, capturable=captured, **flags)
         case Optimizer.ROWWISE_ADAGRAD:
             raise UnsupportedError("Row-wise Adagrad is an optimizer of tables, not of the dense part.")
