@@ -80,7 +80,7 @@ class Found:
 
 
 def _front(codes: Codes, objectives: Array) -> tuple[Codes, Array]:
-    rows = np.flatnonzero(_not_beaten_by_a_few(objectives))
+    rows = _not_beaten_by_a_few(objectives)
     codes, objectives = codes[rows], objectives[rows]
     order = _lexicographic(objectives, codes)
     codes, objectives = codes[order], objectives[order]
@@ -91,18 +91,19 @@ def _front(codes: Codes, objectives: Array) -> tuple[Codes, Array]:
     return codes[kept], objectives[kept]
 
 
-def _not_beaten_by_a_few(objectives: Array, *, judges: int = 32) -> NDArray[np.bool_]:
-    """`(n,)`: False where one of a few good rows dominates; cheap, and leaves little for the exact filter."""
-    kept = np.ones(len(objectives), dtype=bool)
+def _not_beaten_by_a_few(objectives: Array, *, judges: int = 32) -> NDArray[np.intp]:
+    """Rows that none of a few good ones dominates; cheap, and leaves little for the exact filter."""
+    alive = np.arange(len(objectives))
     if len(objectives) <= 4 * judges:
-        return kept
+        return alive
     low = objectives.min(axis=0)
     span = np.maximum(objectives.max(axis=0) - low, np.finfo(float).tiny)
-    scaled = (objectives - low) / span
-    best = np.argpartition(scaled.sum(axis=1), judges)[:judges]
-    for judge in objectives[best]:
-        kept &= (objectives < judge).any(axis=1) | (objectives == judge).all(axis=1)
-    return kept
+    total = ((objectives - low) / span).sum(axis=1)
+    best = np.argpartition(total, judges)[:judges]
+    for judge in objectives[best[np.argsort(total[best])]]:
+        rest = objectives[alive]
+        alive = alive[(rest < judge).any(axis=1) | (rest == judge).all(axis=1)]
+    return alive
 
 
 def _lexicographic(objectives: Array, codes: Codes) -> NDArray[np.intp]:
