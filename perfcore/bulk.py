@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 MemoryTerms: TypeAlias = Callable[[Dims, Structure], Mapping[str, "Array | Total"]]
 
 MAX_ENTRIES = 4096
+CHUNK = 16384  # candidates whose codes stay in cache while they are priced structure by structure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +138,18 @@ class BulkTables:
         structures, codes = np.asarray(structure_index), np.ascontiguousarray(codes)
         self._check(structures, codes)
         time_us, hbm_bytes = np.empty(len(codes)), np.empty(len(codes))
-        evaluate(self._programs, structures, codes, self._ranks, time_us, hbm_bytes)
+        for begin in range(0, len(codes), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            order = np.argsort(structures[part].astype(np.int32), kind="stable")
+            evaluate(
+                self._programs,
+                order,
+                structures[part],
+                codes[part],
+                self._ranks,
+                time_us[part],
+                hbm_bytes[part],
+            )
         return BulkResult(time_us, hbm_bytes)
 
     def _check(self, structures: NDArray[Any], codes: NDArray[Any]) -> None:
