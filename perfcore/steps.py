@@ -8,7 +8,7 @@ do, so that a thousand candidates share one list of steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache, reduce
 from typing import Any, TypeAlias
@@ -158,6 +158,8 @@ class Encoder:
             raise UnsupportedError(f"A CUDA graph cannot block the host, but op {op.name!r} does.")
         forms = tuple(_form(x.stream, x.after, x.blocks, isinstance(x.kernel, Collective)) for x in launches)
         costs = None if captured else overheads.of(op.name)
+        if costs and op.continues:
+            costs = replace(costs, t1_us=costs.t5_us - costs.t3_us, t2_us=0.0)
         gap, latency = (
             overheads.graph_gap_us if captured else overheads.kernel_gap_us,
             overheads.launch_latency_us,

@@ -23,7 +23,7 @@ from perfcore.graph.embedding import output_bytes
 from perfcore.graph.kernels import Array, Bucket, Collective, CollectiveKind, Concat, Dim
 from perfcore.graph.mlp import Waits
 from perfcore.graph.ops import Launch, Leaf, Op, Stream
-from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, INT64_BYTES, TINY, Mask, elementwise, mask_of
+from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, INT64_BYTES, Mask, elementwise, mask_of, tiny
 from perfcore.graph.sizes import BOTTOM, TOP, Sizes
 
 MODULE = "communication"
@@ -66,8 +66,8 @@ def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]
         Op(
             "fbgemm::asynchronous_complete_cumsum",
             (
-                TINY,
-                TINY,
+                tiny(),
+                tiny(),
                 elementwise("cumsum", sizes.global_batch * tables, read=INT64_BYTES, written=INT64_BYTES),
             ),
             present=present,
@@ -246,10 +246,10 @@ def _permute(bags: Array, lookups: Array, *, present: Mask | bool, waits: Waits 
     """Lengths and indices in another order of tables: seven launches, as in public traces."""
     launches = (
         elementwise("permute", bags, read=INT64_BYTES, written=INT64_BYTES),
-        TINY,
+        tiny(),
         elementwise("cumsum", bags, read=INT64_BYTES, written=INT64_BYTES),
-        TINY,
-        TINY,
+        tiny(),
+        tiny(),
         elementwise("cumsum", bags, read=INT64_BYTES, written=INT64_BYTES),
         elementwise("permute", lookups, read=INT64_BYTES, written=INT64_BYTES),
     )

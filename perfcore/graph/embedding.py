@@ -18,12 +18,12 @@ from perfcore.graph.ops import Launch, Leaf, Op, Stream
 from perfcore.graph.parts import (
     FP32_BYTES,
     INT64_BYTES,
-    TINY,
     Mask,
     accumulate_grad,
     elementwise,
     mask_of,
     storage_bytes,
+    tiny,
 )
 from perfcore.graph.sizes import Sizes, Table
 
@@ -230,7 +230,7 @@ def _batched(group: Group, element_bytes: float, optimizer: Optimizer) -> list[O
     return [
         Op(
             "fbgemm::bounds_check_indices",
-            (TINY, check),
+            (tiny(), check),
             (Leaf("fbgemm.bounds_check_indices", (indices, offsets)),),
             present=group.present,
             phase="forward",
@@ -272,13 +272,17 @@ def _batched_backward(group: Group, element_bytes: float, optimizer: Optimizer) 
     launches = [
         elementwise("linearize_index", keys, read=INT64_BYTES, written=INT64_BYTES + INT32_BYTES),
         Launch(Sort(keys, INT64_BYTES)),
-        *[TINY] * 3,
+        tiny(),
+        tiny(),
+        tiny(),
         elementwise("run_length_encode", keys, read=INT64_BYTES, written=INT64_BYTES + INT32_BYTES),
-        *[TINY] * 2,
+        tiny(),
+        tiny(),
         elementwise("cumsum", keys, read=INT32_BYTES, written=INT32_BYTES),
-        *[TINY] * 2,
+        tiny(),
+        tiny(),
         elementwise("find_long_segments", keys, read=INT32_BYTES, written=0.0),
-        TINY,
+        tiny(),
         Launch(kernel),
     ]
     name = "Dense_Op" if group.dense else f"{optimizer.value}_Op"

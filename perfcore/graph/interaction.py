@@ -20,10 +20,10 @@ from perfcore.graph.parts import (
     FP32_BYTES,
     GEMM_DTYPE,
     INT64_BYTES,
-    TINY,
     cast,
     elementwise,
     storage_bytes,
+    tiny,
 )
 from perfcore.graph.sizes import Sizes
 
@@ -46,7 +46,7 @@ def forward(
     features, transposed, products = (batch, f, dim), (batch, dim, f), (batch, f, f)
     cast_launches, cast_leaves = [], []
     if precision is Precision.BF16:  # one cast an argument of `bmm`, though both are one tensor
-        cast_launches = [cast(batch * f * dim, to_bf16=True)] * 2
+        cast_launches = [cast(batch * f * dim, to_bf16=True) for _ in range(2)]
         cast_leaves = [Leaf("aten._to_copy", (transposed,)), Leaf("aten._to_copy", (features,))]
     bmm = Gemm(f, f, dim, GEMM_DTYPE[precision], batch=batch)
     gather = PairGather(batch, f, pairs, size)
@@ -206,7 +206,7 @@ def _scatter(batch: Array, features: Array, pairs: Array, size: float) -> tuple[
     return (
         Launch(Memset(batch * features * features * size)),
         *prepare,
-        TINY,
+        tiny(),
         Launch(Sort(pairs, INT64_BYTES)),
         Launch(PairGather(batch, features, pairs, size, backward=True)),
     )

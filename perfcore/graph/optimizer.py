@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfcore.design.model import Interaction
 from perfcore.design.training import Optimizer, OptimizerFusion
 from perfcore.graph import cross
 from perfcore.graph.kernels import Array, MultiTensor, Total
 from perfcore.graph.ops import Launch, Leaf, Op, Shape
-from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, TINY, Mask, elementwise
+from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, Mask, elementwise, tiny
 from perfcore.graph.sizes import BOTTOM, TOP, Sizes
 
 MODULE = "optimizer"
@@ -175,8 +177,10 @@ def multi_tensor(
     one launch as well, whose duration is that of the sum.
     """
     where = slots(sizes, interaction, cross_layers)
-    params = [p for m, s in where for p in parameters(sizes, m, s, _needed(sizes, m, s, interaction))]
-    elements = Total(tuple(p.elements for p in params))
+    by_slot = [parameters(sizes, m, s, _needed(sizes, m, s, interaction)) for m, s in where]
+    params = [p for slot in by_slot for p in slot]
+    # One term a slot: the bulk path adds up as few as it can.
+    elements = Total(tuple(np.asarray(sum(p.elements for p in slot)) for slot in by_slot if slot))
     if fusion is OptimizerFusion.FOREACH:
         updates = _FOREACH[optimizer]
         leaves = [leaf for u in updates for leaf in _foreach_leaves(u, params)]
@@ -239,7 +243,7 @@ def _fused(
         Leaf("aten._foreach_add_", counts),
         Leaf(f"aten.{update.name}", leaves[0].shapes + counts),
     ]
-    return leaves, [TINY, *launches]
+    return leaves, [tiny(), *launches]
 
 
 def _shapes(params: Sequence[Parameter]) -> tuple[Shape, ...]:

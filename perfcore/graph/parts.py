@@ -14,8 +14,6 @@ Mask = NDArray[np.bool_]
 FP32_BYTES = 4.0
 BF16_BYTES = 2.0
 INT64_BYTES = 8.0
-# Counters and the set-up of scans: a few bytes, so a launch and nothing else.
-TINY = Launch(Memset(FP32_BYTES))
 # A compute stream's wait for all collectives launched so far.
 AWAIT_COLLECTIVES = ((Stream.COMPUTE, Stream.COMMUNICATION),)
 
@@ -39,6 +37,11 @@ def elementwise(
 ) -> Launch:
     """A pointwise kernel that moves `read` and `written` bytes per element."""
     return Launch(Elementwise(function, elements, elements * read, elements * written), present=present)
+
+
+def tiny() -> Launch:
+    """A kernel on counters or a scan's set-up: a few bytes, so a launch and nothing else."""
+    return Launch(Memset(FP32_BYTES))
 
 
 def cast(elements: Array, *, to_bf16: bool) -> Launch:

@@ -9,7 +9,7 @@ from perfcore.graph.embedding import MODULE, batched_groups
 from perfcore.graph.kernels import Array, MultiTensor, Sort, SparseUpdate
 from perfcore.graph.ops import Launch, Leaf, Op, Shape
 from perfcore.graph.optimizer import FOR_LOOP, step_name
-from perfcore.graph.parts import BF16_BYTES, FP32_BYTES, INT64_BYTES, TINY, Mask, elementwise, storage_bytes
+from perfcore.graph.parts import BF16_BYTES, FP32_BYTES, INT64_BYTES, Mask, elementwise, storage_bytes, tiny
 from perfcore.graph.sizes import Sizes, Table
 
 CLASS_NAME = {
@@ -199,7 +199,7 @@ def _coalesce(table: Table, size: float, *, present: Mask | bool) -> list[Launch
     lookups = table.lookups
     return [
         Launch(Sort(lookups, INT64_BYTES), present=present),
-        Launch(TINY.kernel, blocks=True, present=present),
+        Launch(tiny().kernel, blocks=True, present=present),
         elementwise("coalesce", lookups * table.dim, read=size, written=size, present=present),
     ]
 
