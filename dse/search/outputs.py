@@ -53,12 +53,12 @@ class Front:
 
 def front_of(space: SearchSpace, codes: Codes, evaluation: Evaluation, *, designs: int) -> Front:
     """The front of `(k, a)` codes with their evaluation."""
-    settings = _settings(space, codes)
+    settings = settings_of(space, codes)
     knee = knee_point(evaluation.objectives)
     return Front(settings, evaluation.metrics, knee, spread(len(codes), knee, designs))
 
 
-def _settings(space: SearchSpace, codes: Codes) -> list[dict[str, Any]]:
+def settings_of(space: SearchSpace, codes: Codes) -> list[dict[str, Any]]:
     """One mapping a row of `(k, a)` codes, without axes that do not matter there."""
     active = space.active(codes) if len(codes) else np.empty((0, len(space.axes)), bool)
     return [
@@ -104,7 +104,7 @@ def write_candidates(space: SearchSpace, codes: Codes, evaluation: Evaluation, r
     writer = csv.DictWriter(text, ["feasible", *metrics, *(a.name for a in space.axes)], lineterminator="\n")
     writer.writeheader()
     feasible = evaluation.feasible
-    for index, settings in enumerate(_settings(space, codes)):
+    for index, settings in enumerate(settings_of(space, codes)):
         known = {name: float(evaluation.metrics[name][index]) for name in metrics}
         writer.writerow({"feasible": int(feasible[index])} | known | settings)
     write_atomically(run_dir / CANDIDATES, text.getvalue())

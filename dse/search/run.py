@@ -30,6 +30,7 @@ from dse.search.outputs import (
     design_file,
     front_of,
     people_value,
+    settings_of,
     write_candidates,
     write_designs,
     write_pareto,
@@ -252,14 +253,12 @@ def _nothing_feasible(config: StudyConfig, result: StudyResult) -> NoFeasibleCan
     if not len(result.found.nearest):
         return NoFeasibleCandidateError("No design meets the limits, and none could be priced.")
     nearest: Evaluation = result.nearest
-    settings = {
-        a.name: a.values[c] for a, c in zip(config.space.axes, result.found.nearest[0].tolist(), strict=True)
-    }
-    broken = [
-        f"`{label}`: it is off by {margin:.1%}, with {label.split()[0]} = {nearest.metrics[label.split()[0]][0]:.4g}"
-        for label, margin in zip(labels, nearest.margins[0], strict=True)
-        if margin > 0
-    ]
+    (settings,) = settings_of(config.space, result.found.nearest)
+    broken = []
+    for label, margin in zip(labels, nearest.margins[0], strict=True):
+        metric = label.split()[0]
+        if margin > 0:
+            broken.append(f"`{label}`: its {metric} is {nearest.metrics[metric][0]:.4g}")
     chosen = ", ".join(f"{k}={v}" for k, v in settings.items())
     return NoFeasibleCandidateError(
         f"None of {result.found.evaluated} designs meets the limits. The nearest one ({chosen}) breaks "
