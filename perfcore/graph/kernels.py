@@ -50,11 +50,12 @@ class Bucket:
         """`(..., r)`: bytes to reduce at this index."""
         filled: Array = np.zeros(np.broadcast_shapes(*(np.shape(t) for t in self.terms)))
         cap: Array = np.full_like(filled, self.first_cap_bytes)
-        closed = filled
+        closed, last = filled, np.full(filled.shape, -1)
+        for position, term in enumerate(self.terms):
+            last = np.where(term > 0, position, last)
         for position, term in enumerate(self.terms[: self.index + 1]):
             filled = filled + term
-            later = np.any([np.broadcast_to(t > 0, filled.shape) for t in self.terms[position + 1 :]], axis=0)
-            closes = (filled >= cap) | ~later
+            closes = (filled >= cap) | (position >= last)
             closed = np.where(closes, filled, 0.0)
             filled = np.where(closes, 0.0, filled)
             cap = np.where(closes & (closed > 0), self.cap_bytes, cap)

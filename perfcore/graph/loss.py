@@ -35,7 +35,7 @@ def input_copies(
 
 
 def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
-    """The sigmoid and the loss run in fp32; a mean is an elementwise kernel and a reduction."""
+    """The sigmoid and the loss run in fp32; a mean loss is an elementwise kernel and a reduction."""
     shape = (sizes.batch, 1.0)
     to_fp32 = ((cast(sizes.batch, to_bf16=False),), (Leaf("aten._to_copy", (shape,)),))
     launches, leaves = to_fp32 if precision is Precision.BF16 else ((), ())
@@ -44,6 +44,8 @@ def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
     mean = Launch(Reduction(sizes.batch, np.ones((1, 1)), FP32_BYTES, axis=None))
     each = elementwise(name, sizes.batch, read=2 * FP32_BYTES, written=FP32_BYTES)
     broadcast = () if loss is Loss.BCE else (Op("aten::broadcast_tensors", phase="forward", module=MODULE),)
+    # A mean of `binary_cross_entropy` is written into the tensor of single losses; `mse_loss` reduces in place.
+    copied = (Launch(Memcpy(FP32_BYTES, CopyKind.D2D)),) if loss is Loss.BCE else ()
     return (
         Op("aten::to", launches, leaves, phase="forward", module=MODULE),
         Op(
@@ -56,7 +58,7 @@ def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
         *broadcast,
         Op(
             f"aten::{name}",
-            (each, mean),
+            (each, mean, *copied),
             (Leaf(f"aten.{name}", (shape, shape)),),
             phase="forward",
             module=MODULE,
@@ -72,6 +74,8 @@ def backward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
     launches = [elementwise(f"{name}_backward", batch, read=2 * FP32_BYTES, written=FP32_BYTES)]
     if loss is Loss.BCE:  # the mean's divisor is applied afterwards
         launches.append(elementwise("div", batch, read=FP32_BYTES, written=FP32_BYTES))
+    else:  # into a tensor of zeros
+        launches.insert(0, elementwise("fill", batch, read=0.0, written=FP32_BYTES))
     ops = [
         _backward(
             "aten::ones_like",
