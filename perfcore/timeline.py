@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numba
 import numpy as np
@@ -171,27 +173,22 @@ def _union(start: Array, end: Array, period: float) -> float:
 def _lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, list[Edge]]:
     """From a clock at the iteration's end back to the clock at its start that decided it."""
     edges: list[Edge] = []
-    targets = steps.table["target"].tolist()
-    by_rank = sources.T.tolist()
-    rank, target = divmod(clock, CLOCKS)
-    for i in range(len(targets) - 1, -1, -1):
-        source = by_rank[rank][i]
-        if targets[i] == target and source >= 0:
-            edge = _edge(steps, i, rank, source)
-            if edge:
-                edges.append(edge)
-            rank, target = divmod(source, CLOCKS)
-    return CLOCKS * rank + target, edges[::-1]
+    columns = [steps.table[name].tolist() for name in ("target", "opcode", "op", "launch", "kind")]
+    rank, clock_of_rank = divmod(clock, CLOCKS)
+    for target, source, opcode, op, launch, kind in _backwards(columns, sources.tolist()):
+        if target != clock_of_rank or source[rank] < 0:
+            continue
+        own, decided = CLOCKS * rank + target, source[rank]
+        # A wait that waited for nothing is no edge.
+        if launch >= 0 or opcode == Opcode.HOST or decided != own:
+            edges.append(Edge(op, rank, launch, HostKind(kind), _reason(opcode, decided, own, rank)))
+        rank, clock_of_rank = divmod(decided, CLOCKS)
+    return CLOCKS * rank + clock_of_rank, edges[::-1]
 
 
-def _edge(steps: Steps, index: int, rank: int, source: int) -> Edge | None:
-    """The edge of one step, `None` where a wait waited for nothing."""
-    step = steps.table[index]
-    opcode, own = int(step["opcode"]), CLOCKS * rank + int(step["target"])
-    reason = _reason(opcode, source, own, rank)
-    if step["launch"] < 0 and opcode != Opcode.HOST and source == own:
-        return None
-    return Edge(int(step["op"]), rank, int(step["launch"]), HostKind(int(step["kind"])), reason)
+def _backwards(columns: list[list[int]], sources: list[list[int]]) -> Iterator[tuple[Any, ...]]:
+    target, opcode, op, launch, kind = columns
+    return zip(target[::-1], sources[::-1], opcode[::-1], op[::-1], launch[::-1], kind[::-1], strict=True)
 
 
 def _reason(opcode: int, source: int, own: int, rank: int) -> Reason:
