@@ -110,10 +110,10 @@ def _iterate(graph, durations_us, overheads, candidate, h, clock):
                 clock[r][Stream.COMPUTE] = max(clock[r][Stream.COMPUTE], clock[r][stream])
 
 
-def scalar_iteration_time(graph, durations_us, overheads, candidate=0, warm_up=600, period=840):
+def scalar_iteration_time(graph, durations_us, overheads, candidate=0, warm_up=400, period=420):
     """µs between iterations: the growth of the largest clock over whole periods, after a warm-up.
 
-    840 is a multiple of every period up to 8, so a periodic regime is averaged exactly.
+    420 is a multiple of every period up to 7, so a periodic regime is averaged exactly.
     """
     h = [0.0] * graph.num_ranks
     clock = [dict.fromkeys(Stream, 0.0) for _ in range(graph.num_ranks)]

@@ -158,7 +158,7 @@ def walked(graph, code):
 CODES = np.array(list(itertools.product(*map(range, SIZES))))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     seed=st.integers(0, 2**31),
     ranks=st.sampled_from([1, 1, 2, 4]),

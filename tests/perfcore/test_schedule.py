@@ -95,7 +95,7 @@ def programs(draw, *, max_ranks=3, max_candidates=2, blocking=True):
     return graph, durations
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(programs())
 def test_equals_the_plain_oracle(program):
     graph, durations = program
