@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 _EXACT_RANKS = 16
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-_BISECTIONS = 36
+_BISECTIONS = 20
 
 
 def distinct_rows(lookups: Array, rows: Array, skew: Array) -> Array:
