@@ -24,7 +24,7 @@ class Checkpoint:
     """All that a resumed study needs besides its trials.
 
     Attributes:
-        batch: batches told; the sampling pass is batch 0.
+        batch: batches told, the sampling pass being batch 0; of an enumeration, chunks done.
         trials: trials stored up to here, refined ones included.
         asked: trials asked and told.
         found: everything found.

@@ -44,7 +44,13 @@ def grid_size(space: Space) -> int:
     return math.prod(len(axis.values) for axis in space.axes)
 
 
-def enumerate_space(space: Space, pool: Pool) -> Iterator[Found]:
-    """What each chunk of the space holds, in order."""
+def chunk_count(space: Space) -> int:
+    """Chunks of the full product."""
+    return -(-grid_size(space) // CHUNK)
+
+
+def enumerate_space(space: Space, pool: Pool, *, first: int = 0) -> Iterator[Found]:
+    """What each chunk of the space holds, in order, from chunk `first` on."""
     total = grid_size(space)
-    yield from pool.map(EnumerateChunk(start, min(start + CHUNK, total)) for start in range(0, total, CHUNK))
+    starts = range(first * CHUNK, total, CHUNK)
+    yield from pool.map(EnumerateChunk(start, min(start + CHUNK, total)) for start in starts)

@@ -13,7 +13,7 @@ from dse.search.sampler import DEFAULT_SAMPLER
 from dse.search.study import Effort
 from dse.study_config import StudyConfig
 
-UNLIMITED = 2**62
+MAX_EXACT = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,12 @@ def plan_run(config: StudyConfig, request: RunRequest) -> Plan:
             raise StudyError(f"`{name} >= {least}` must hold, but got {value}.")
     if request.resume and request.overwrite:
         raise StudyError("--resume goes on with a run and --overwrite throws it away: give one of them.")
-    limit = {"auto": search.exact_up_to, "exact": UNLIMITED}.get(search.method, 0)
+    if search.method == "exact" and config.space.size > MAX_EXACT:
+        raise StudyError(
+            f"`search.method: exact` prices {MAX_EXACT:.3g} designs at most, but the space has {config.space.size:.3g}.",
+            hint="Use `search.method: auto`, or fewer values.",
+        )
+    limit = {"auto": search.exact_up_to, "exact": MAX_EXACT}.get(search.method, 0)
     effort = replace(Effort(), enumeration_limit=limit, batch=search.batch, refine_rounds=search.refine)
     sampler = DEFAULT_SAMPLER if search.method in ("auto", "exact") else search.method
     return Plan(trials=trials, seed=seed, sampler=sampler, effort=effort)

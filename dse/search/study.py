@@ -14,7 +14,7 @@ import numpy as np
 from dse.errors import StudyError
 from dse.search.asking import Asker
 from dse.search.checkpoint import Checkpoint
-from dse.search.enumerate import CHUNK, enumerate_space, grid_size
+from dse.search.enumerate import chunk_count, enumerate_space
 from dse.search.executor import InProcessExecutor
 from dse.search.found import Found
 from dse.search.protocol import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAMPLING, ASKING, REFINING, EXPANDING, POLISHING = range(5)
+CHUNKS_PER_CHECKPOINT = 32
 PICTURING = 6  # 5 is taken by repairs
 PICTURED = 4_096
 
@@ -183,15 +184,20 @@ def _picture(space: Space, pool: Pool, seed: int) -> tuple[Codes, Evaluation]:
 def _enumerate(
     space: Space, pool: Pool, asker: Asker, storage: StudyStorage | None, report: Callable[[Progress], None]
 ) -> StudyResult:
-    chunks = -(-grid_size(space) // CHUNK)
+    chunks = chunk_count(space)
     found = Found.nothing(axes=len(space.axes), objectives=len(asker.objectives))
-    for done, part in enumerate(enumerate_space(space, pool), start=1):
+    state = storage.checkpoint() if storage else None
+    first, found = (0, found) if state is None else (state.batch, state.found)
+    for done, part in enumerate(enumerate_space(space, pool, first=first), start=first + 1):
         found += part
+        if storage is not None and (done % CHUNKS_PER_CHECKPOINT == 0 or done == chunks):
+            storage.save(Checkpoint(done, 0, 0, found, found.codes[:0]))
         report(Progress(done, chunks, found, "chunks"))
     front, nearest = _price(pool, found.codes), _price(pool, found.nearest)
     if storage is not None:
         storage.append(asker.trials_of(found.codes, front, origin="enumerated"), first=0)
-    return StudyResult(Method.EXACT, found.codes, front, found, 0, nearest)
+    before = 0 if state is None else state.found.evaluated
+    return StudyResult(Method.EXACT, found.codes, front, found, 0, nearest, priced_before=before)
 
 
 def _price(pool: Pool, codes: Codes) -> Evaluation:

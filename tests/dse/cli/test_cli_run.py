@@ -159,6 +159,17 @@ def test_without_a_feasible_design_the_nearest_is_named(dse, space_file):
         (("-n", "0"), "`trials >= 1` must hold, but got 0"),
         (("--seed", "-1"), "`seed >= 0` must hold"),
         (("--workers", "0"), "`workers >= 1` must hold"),
+        (
+            (
+                "--set",
+                "search.method=exact",
+                "--set",
+                "model.top_hidden.widths={range: {low: 1, high: 999, step: 1}}",
+                "--set",
+                "model.embedding_dim={range: {low: 4, high: 999, step: 1}}",
+            ),
+            "prices 1e+09 designs at most, but the space has",
+        ),
         (("--set", "model.embeding_dim=3"), "embeding_dim"),
         (("--storage", "sqlite:////nowhere/x.db"), "cannot be opened"),
     ],

@@ -48,6 +48,28 @@ def test_a_small_space_is_enumerated_and_its_front_is_exact(tmp_path):
     assert len(storage(tmp_path).trials()) == len(front)
 
 
+def test_a_stopped_enumeration_goes_on_where_it_stood(tmp_path, monkeypatch):
+    monkeypatch.setattr("dse.search.enumerate.CHUNK", 500)
+    monkeypatch.setattr("dse.search.study.CHUNKS_PER_CHECKPOINT", 2)
+
+    class StopError(Exception):
+        pass
+
+    def stop(progress):
+        if progress.trials == 5:
+            raise StopError
+
+    with pytest.raises(StopError):
+        search(effort=Effort(), storage=storage(tmp_path), on_batch=stop)
+    assert storage(tmp_path).checkpoint().batch == 4
+    seen = []
+    again = search(effort=Effort(), storage=storage(tmp_path), on_batch=seen.append)
+    assert seen[0].trials == 5
+    assert_same(again, search(effort=Effort()))
+    assert again.priced_before > 0
+    assert len(storage(tmp_path).trials()) == len(again.codes)
+
+
 def test_a_search_finds_the_whole_front_of_a_space_that_it_does_not_enumerate():
     space = ToySpace(widths=12, batches=16)
     effort = replace(Effort(), enumeration_limit=0, sample=1024)
