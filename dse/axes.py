@@ -12,11 +12,20 @@ from dse.schema_space import Choices, Layers, Range, SpaceFile
 from dse.space import Axis, Condition, Exclusion, SearchSpace, Value
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable, Interaction, Model
-from perfcore.design.training import Optimizer, Precision, Training
+from perfcore.design.training import (
+    CAPTURE_RULE,
+    EmbeddingFusion,
+    Launches,
+    Optimizer,
+    Precision,
+    Training,
+    can_capture,
+)
 
 Loc: TypeAlias = "tuple[str | int, ...]"
 MODEL_KEYS = ("num_dense_features", "embedding_dim", "interaction", "cross_layers", "cross_rank")
 BATCH, WORLD_SIZE, INTERACTION = "training.global_batch", "system.world_size", "model.interaction"
+LAUNCHES, EMBEDDING = "fusion.launches", "fusion.embedding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +196,34 @@ def _condition(setting: Setting, by_name: dict[str, Setting]) -> tuple[Condition
 
 
 def _exclusions(by_name: dict[str, Setting], problems: Problems) -> tuple[Exclusion, ...]:
-    """`global_batch % world_size == 0`; a value that fits none of the other axis is noted as a mistake."""
-    batches, worlds = (tuple(int(v) for v in by_name[n].values) for n in (BATCH, WORLD_SIZE))
-    rule = "`global_batch % world_size == 0` must hold"
-    for setting, values, dead in (
-        (by_name[BATCH], batches, [b for b in batches if all(b % w for w in worlds)]),
-        (by_name[WORLD_SIZE], worlds, [w for w in worlds if all(b % w for b in batches)]),
+    """Pairs that no design can have; a value that fits none of the other setting's is noted as a mistake."""
+    rules: tuple[tuple[str, str, str, Callable[[Any, Any], bool]], ...] = (
+        (BATCH, WORLD_SIZE, "`global_batch % world_size == 0` must hold", lambda b, w: int(b) % int(w) == 0),
+        (
+            LAUNCHES,
+            EMBEDDING,
+            CAPTURE_RULE,
+            lambda launches, e: can_capture(Launches(launches), EmbeddingFusion(e)),
+        ),
+    )
+    found = [_exclusion((by_name[a], by_name[b]), rule, fits, problems) for a, b, rule, fits in rules]
+    return tuple(e for e in found if e is not None)
+
+
+def _exclusion(
+    pair: tuple[Setting, Setting], rule: str, fits: Callable[[Any, Any], bool], problems: Problems
+) -> Exclusion | None:
+    first, second = pair
+    table = [[fits(a, b) for b in second.values] for a in first.values]
+    for setting, alive in (
+        (first, [any(row) for row in table]),
+        (second, [any(c) for c in zip(*table, strict=True)]),
     ):
+        dead = [v for v, lives in zip(setting.values, alive, strict=True) if not lives]
         if dead:
-            fate = "no value" if len(dead) == len(values) else f"the value {dead[0]} never"
+            fate = "no value" if len(dead) == len(setting.values) else f"the value {dead[0]} never"
             problems.add(setting.loc, f"{rule}, but {fate} of `{setting.name}` fits any design")
-    allowed = tuple(tuple(i for i, w in enumerate(worlds) if b % w == 0) for b in batches)
-    if all(len(a) == len(worlds) for a in allowed) or min(len(batches), len(worlds)) < 2:
-        return ()
-    return (Exclusion((BATCH, WORLD_SIZE), allowed, rule),)
+    if all(map(all, table)) or min(len(first.values), len(second.values)) < 2:
+        return None
+    allowed = tuple(tuple(i for i, ok in enumerate(row) if ok) for row in table)
+    return Exclusion((first.name, second.name), allowed, rule)

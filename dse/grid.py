@@ -177,10 +177,11 @@ def _switch_columns(space: SearchSpace) -> list[int]:
 
 
 def _structures(space: SearchSpace, *, distributed: bool) -> tuple[tuple[Structure, ...], NDArray[np.int64]]:
-    """Distinct structures, and for each combination of the switch axes' codes which of them it is."""
+    """Distinct structures, and for each combination of the switch axes' codes which of them it is (-1: none)."""
     columns = _switch_columns(space)
+    rules = [e for e in space.exclusions if all(name.startswith(SWITCHES) for name in e.axes)]
     sizes = [len(space.axes[i].values) for i in columns]
-    index = np.zeros(sizes, dtype=np.int64)
+    index = np.full(sizes, -1, dtype=np.int64)
     known: dict[Structure, int] = {}
     row = np.zeros(len(space.axes), dtype=np.int16)
     if "system.world_size" in space:
@@ -190,6 +191,8 @@ def _structures(space: SearchSpace, *, distributed: bool) -> tuple[tuple[Structu
         ].index(True)
     for combination in itertools.product(*map(range, sizes)):
         row[columns] = combination
+        if not all(space.permits(rule, row[None])[0] for rule in rules):
+            continue
         structure = _structure(settings_at(space, row), distributed=distributed)
         index[combination] = known.setdefault(structure, len(known))
     return tuple(known), index

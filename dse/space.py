@@ -175,9 +175,13 @@ class SearchSpace:
         """`(n,)`: the combination is a design."""
         allowed = np.ones(len(codes), dtype=np.bool_)
         for exclusion in self.exclusions:
-            first, second = (self.position(name) for name in exclusion.axes)
-            allowed &= self._table(exclusion)[codes[:, first], codes[:, second]]
+            allowed &= self.permits(exclusion, codes)
         return allowed
+
+    def permits(self, exclusion: Exclusion, codes: Codes) -> NDArray[np.bool_]:
+        """`(n,)`: one rule's verdict."""
+        first, second = (self.position(name) for name in exclusion.axes)
+        return self._table(exclusion)[codes[:, first], codes[:, second]]
 
     def _table(self, exclusion: Exclusion) -> NDArray[np.bool_]:
         shape = [len(self.axes[self.position(name)].values) for name in exclusion.axes]

@@ -74,6 +74,16 @@ class Communication(StrEnum):
     OVERLAPPED = "overlapped"
 
 
+# Sparse gradients of per-table EmbeddingBags have as many rows as the batch has lookups, and optimizers
+# coalesce them, which waits for the device: neither can be part of a captured graph.
+CAPTURE_RULE = "`launches: cuda_graph` needs `embedding: table_batched`"
+
+
+def can_capture(launches: Launches, embedding: EmbeddingFusion) -> bool:
+    """Whether an iteration with such embeddings can be launched that way."""
+    return launches is Launches.EAGER or embedding is EmbeddingFusion.TABLE_BATCHED
+
+
 @dataclass(frozen=True, slots=True)
 class Fusion:
     """Which ops are fused; each choice exists in PyTorch practice and leaves the mathematics alone."""
@@ -84,6 +94,11 @@ class Fusion:
     optimizer: OptimizerFusion = OptimizerFusion.FOREACH
     launches: Launches = Launches.EAGER
     communication: Communication = Communication.OVERLAPPED
+
+    def __post_init__(self) -> None:
+        """Refuse pairs that cannot run."""
+        if not can_capture(self.launches, self.embedding):
+            raise DesignError(f"{CAPTURE_RULE}, but got embedding={self.embedding}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dse.candidate import even_plan
@@ -19,7 +19,15 @@ from perfcore.design.design import Design
 from perfcore.design.hardware import System, default_node, device, node
 from perfcore.design.model import EmbeddingTable, Interaction, Loss, Model
 from perfcore.design.sharding import ShardingPlan
-from perfcore.design.training import EmbeddingFusion, Fusion, Launches, Optimizer, Precision, Training
+from perfcore.design.training import (
+    EmbeddingFusion,
+    Fusion,
+    Launches,
+    Optimizer,
+    Precision,
+    Training,
+    can_capture,
+)
 
 DESIGNS = Path("spaces/designs")
 TEXT = """
@@ -247,6 +255,7 @@ def test_what_is_written_is_read_back(
     launches: Launches,
 ) -> None:
     system = System(device("a100-sxm4-80gb"), node("dgx-a100-80gb"), world_size)
+    assume(can_capture(launches, embedding))
     fusion = Fusion(embedding=embedding, launches=launches)
     plan = (
         even_plan(model, policy=policy, world_size=world_size)

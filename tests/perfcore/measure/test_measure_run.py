@@ -16,7 +16,7 @@ from measure_designs import EAGER, small
 import perfcore
 from perfcore.design.design import Design, to_dict
 from perfcore.design.model import EmbeddingTable
-from perfcore.design.training import Launches, Optimizer, Precision
+from perfcore.design.training import EmbeddingFusion, Launches, Optimizer, Precision
 from perfcore.errors import DesignError, UnsupportedError
 from perfcore.measure.__main__ import main
 from perfcore.measure.isolate import Settings, measure_here, measure_isolated
@@ -51,7 +51,8 @@ def test_iterations_are_measured_after_warm_up() -> None:
 
 
 def test_what_a_cpu_lacks_is_noted() -> None:
-    design = small(replace(EAGER, launches=Launches.CUDA_GRAPH), precision=Precision.TF32)
+    captured = replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED, launches=Launches.CUDA_GRAPH)
+    design = small(captured, precision=Precision.TF32)
     sample = measure_iteration(design, min_iterations=2, max_seconds=0.05)
     assert sample.notes == (
         "launched eagerly: a CPU has no CUDA graphs",
