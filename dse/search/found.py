@@ -117,3 +117,9 @@ def _nearest(codes: Codes, violation: Array) -> tuple[Codes, float]:
     smallest = float(violation.min())
     ties = codes[violation == smallest]
     return ties[np.lexsort(ties.T[::-1])[:1]], smallest
+
+
+def contained(rows: Codes, among: Codes) -> NDArray[np.bool_]:
+    """`(n,)`: which rows of `(n, a)` codes occur in `(k, a)` codes."""
+    known = {row.tobytes() for row in np.ascontiguousarray(among)}
+    return np.array([row.tobytes() in known for row in np.ascontiguousarray(rows)], dtype=np.bool_)

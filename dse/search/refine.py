@@ -68,6 +68,10 @@ class Goal:
     ideal: Array
     span: Array
 
+    def of(self, starts: slice) -> Goal:
+        """The goal of some of the starts."""
+        return Goal(self.weights[starts], self.ideal, self.span)
+
     def score(self, evaluation: Evaluation, starts: NDArray[np.intp]) -> Array:
         """`(n,)`: smaller is better; any feasible candidate is better than any infeasible one.
 
@@ -81,6 +85,19 @@ class Goal:
         # Bounded to (-1, 1), so that no objective, however large, can outweigh feasibility.
         bounded = value / (1.0 + np.abs(value))
         return np.where(violation <= 0.0, bounded, INFEASIBLE + violation)
+
+
+def spread_goal(found: Found, count: int, *, rng: np.random.Generator) -> Goal:
+    """A goal of `count` starts, with weights over the whole simplex, its corners among them."""
+    objectives = found.objectives.shape[1]
+    weights = rng.dirichlet(np.ones(objectives), size=count)
+    corners = min(objectives, count)
+    weights[:corners] = np.eye(objectives)[:corners]
+    if not len(found.objectives):
+        return Goal(weights, np.zeros(objectives), np.ones(objectives))
+    ideal = found.objectives.min(axis=0)
+    span = found.objectives.max(axis=0) - ideal
+    return Goal(weights, ideal, np.where(span > 0, span, np.maximum(np.abs(ideal), 1.0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

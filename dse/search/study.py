@@ -16,9 +16,8 @@ from dse.search.asking import Asker
 from dse.search.checkpoint import Checkpoint
 from dse.search.enumerate import chunk_count, enumerate_space
 from dse.search.executor import InProcessExecutor
-from dse.search.found import Found
+from dse.search.found import Found, contained
 from dse.search.protocol import (
-    Array,
     Codes,
     Evaluation,
     EvaluatorFactory,
@@ -26,7 +25,7 @@ from dse.search.protocol import (
     Pool,
     Space,
 )
-from dse.search.refine import Expand, Goal, Price, Refine, Refined, Sample
+from dse.search.refine import Expand, Price, Refine, Refined, Sample, spread_goal
 from dse.search.sampler import DEFAULT_SAMPLER, check_sampler
 
 if TYPE_CHECKING:
@@ -204,39 +203,35 @@ def _price(pool: Pool, codes: Codes) -> Evaluation:
     return next(iter(pool.map([Price(codes)])))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Search:
     """Asks in batches, refines each, tells both, and keeps the front of everything priced."""
 
-    def __init__(
-        self,
-        space: Space,
-        pool: Pool,
-        asker: Asker,
-        storage: StudyStorage | None,
-        effort: Effort,
-        seed: int,
-        trials: int,
-        report: Callable[[Progress], None],
-    ) -> None:
-        self._space, self._pool, self._asker, self._storage = space, pool, asker, storage
-        self._effort, self._seed, self._trials, self._report = effort, seed, trials, report
+    space: Space
+    pool: Pool
+    asker: Asker
+    storage: StudyStorage | None
+    effort: Effort
+    seed: int
+    trials: int
+    report: Callable[[Progress], None]
 
     def run(self) -> StudyResult:
         state = self._resumed() or self._sampled()
         resumed_from, priced_before = state.asked, state.found.evaluated if state.asked else 0
-        while state.asked < self._trials:
+        while state.asked < self.trials:
             state = self._next_batch(state)
         found = self._polished(state)
-        front, nearest = _price(self._pool, found.codes), _price(self._pool, found.nearest)
+        front, nearest = _price(self.pool, found.codes), _price(self.pool, found.nearest)
         return StudyResult(
             Method.SEARCH, found.codes, front, found, state.asked, nearest, resumed_from, priced_before
         )
 
     def _resumed(self) -> Checkpoint | None:
-        state = self._storage.checkpoint() if self._storage else None
-        if self._storage is None or state is None:
+        state = self.storage.checkpoint() if self.storage else None
+        if self.storage is None or state is None:
             return None
-        trials = self._storage.trials()
+        trials = self.storage.trials()
         if len(trials) < state.trials:
             logger.warning(
                 "%d of %d trials are lost: the study is repeated from its start",
@@ -244,112 +239,82 @@ class _Search:
                 state.trials,
             )
             return None
-        self._asker.restore(trials[: state.trials], state.study_attrs)
-        self._report(Progress(state.asked, self._trials, state.found))
+        self.asker.restore(trials[: state.trials], state.study_attrs)
+        self.report(Progress(state.asked, self.trials, state.found))
         return state
 
     def _sampled(self) -> Checkpoint:
         """Batch 0: a uniform sample of the whole space."""
-        found, effort = self._nothing(), self._effort
+        found, effort = self._nothing(), self.effort
         for chunk, part in enumerate(
-            self._pool.map(
-                Sample((self._seed, SAMPLING, chunk), min(effort.sample_chunk, effort.sample - start))
+            self.pool.map(
+                Sample((self.seed, SAMPLING, chunk), min(effort.sample_chunk, effort.sample - start))
                 for chunk, start in enumerate(range(0, effort.sample, effort.sample_chunk))
             )
         ):
             found += part
             if chunk % 4 == 0:
-                self._report(Progress(0, self._trials, found))
+                self.report(Progress(0, self.trials, found))
         return self._saved(Checkpoint(0, 0, 0, found, found.codes[:0]))
 
     def _next_batch(self, state: Checkpoint) -> Checkpoint:
         batch = state.batch + 1
-        count = min(self._effort.batch, self._trials - state.asked)
-        asked = self._asker.ask(count, batch=batch)
+        count = min(self.effort.batch, self.trials - state.asked)
+        asked = self.asker.ask(count, batch=batch)
         refined = self._refine(asked, state.found, batch)
-        prices = _price(self._pool, asked)
-        self._asker.tell(prices, refined)
-        if self._storage is not None:
-            self._storage.append(self._asker.trials_from(state.trials), first=state.trials)
+        prices = _price(self.pool, asked)
+        self.asker.tell(prices, refined)
+        if self.storage is not None:
+            self.storage.append(self.asker.trials_from(state.trials), first=state.trials)
         found = sum((r.found for r in refined), start=state.found)
-        found, explored = self._expand(found, state.explored, (EXPANDING, batch), limit=self._effort.expand)
+        found, explored = self._expand(found, state.explored, (EXPANDING, batch), limit=self.effort.expand)
         return self._saved(
             Checkpoint(
-                batch, self._asker.count, state.asked + count, found, explored, self._asker.study_attrs()
+                batch, self.asker.count, state.asked + count, found, explored, self.asker.study_attrs()
             )
         )
 
     def _refine(self, asked: Codes, found: Found, batch: int) -> list[Refined]:
-        rng = np.random.default_rng((self._seed, REFINING, batch))
-        weights = _weights(rng, len(asked), len(self._asker.objectives))
-        ideal, span = _frame(found)
-        effort = self._effort
-        tasks = [
-            Refine(
-                asked[start : start + effort.chunk],
-                Goal(weights[start : start + effort.chunk], ideal, span),
-                effort.refine_rounds,
-                effort.refine_pairs,
-                (self._seed, REFINING, batch, start),
-            )
-            for start in range(0, len(asked), effort.chunk)
-        ]
-        return list(self._pool.map(tasks))
+        effort, stage = self.effort, (self.seed, REFINING, batch)
+        goal = spread_goal(found, len(asked), rng=np.random.default_rng(stage))
+        tasks = []
+        for start in range(0, len(asked), effort.chunk):
+            part = slice(start, start + effort.chunk)
+            starts, aims = asked[part], goal.of(part)
+            tasks.append(Refine(starts, aims, effort.refine_rounds, effort.refine_pairs, (*stage, start)))
+        return list(self.pool.map(tasks))
 
     def _expand(
         self, found: Found, explored: Codes, stage: tuple[int, int], *, limit: int
     ) -> tuple[Found, Codes]:
         """Price the neighbourhoods of up to `limit` front members that have not been expanded yet."""
-        rng = np.random.default_rng((self._seed, *stage))
-        fresh = found.codes[~_contained(found.codes, explored)]
+        rng = np.random.default_rng((self.seed, *stage))
+        fresh = found.codes[~contained(found.codes, explored)]
         chosen = fresh[np.sort(rng.permutation(len(fresh))[:limit])]
-        effort = self._effort
+        effort = self.effort
         tasks = [
-            Expand(chosen[start : start + effort.chunk], effort.expand_pairs, (self._seed, *stage, start))
+            Expand(chosen[start : start + effort.chunk], effort.expand_pairs, (self.seed, *stage, start))
             for start in range(0, len(chosen), effort.chunk)
         ]
-        found = sum(self._pool.map(tasks), start=found)
+        found = sum(self.pool.map(tasks), start=found)
         known = np.concatenate([explored, chosen])
-        return found, known[_contained(known, found.codes)]
+        return found, known[contained(known, found.codes)]
 
     def _polished(self, state: Checkpoint) -> Found:
         """Expand the front until no member has a better neighbour, or the rounds are used up."""
         found, explored = state.found, state.explored
-        for turn in range(self._effort.polish_rounds):
-            if _contained(found.codes, explored).all():
+        for turn in range(self.effort.polish_rounds):
+            if contained(found.codes, explored).all():
                 break
-            found, explored = self._expand(found, explored, (POLISHING, turn), limit=8 * self._effort.expand)
-            self._report(Progress(state.asked, self._trials, found))
+            found, explored = self._expand(found, explored, (POLISHING, turn), limit=8 * self.effort.expand)
+            self.report(Progress(state.asked, self.trials, found))
         return found
 
     def _saved(self, state: Checkpoint) -> Checkpoint:
-        if self._storage is not None:
-            self._storage.save(state)
-        self._report(Progress(state.asked, self._trials, state.found))
+        if self.storage is not None:
+            self.storage.save(state)
+        self.report(Progress(state.asked, self.trials, state.found))
         return state
 
     def _nothing(self) -> Found:
-        return Found.nothing(axes=len(self._space.axes), objectives=len(self._asker.objectives))
-
-
-def _weights(rng: np.random.Generator, count: int, objectives: int) -> Array:
-    """`(count, m)` weights over the whole simplex, its corners among them."""
-    weights = rng.dirichlet(np.ones(objectives), size=count)
-    corners = min(objectives, count)
-    weights[:corners] = np.eye(objectives)[:corners]
-    return weights
-
-
-def _frame(found: Found) -> tuple[Array, Array]:
-    """Ideal point of the front, and the distance from there to its worst, `(m,)` each."""
-    if not len(found.objectives):
-        return np.zeros(len(found.worst)), np.ones(len(found.worst))
-    ideal = found.objectives.min(axis=0)
-    span = found.objectives.max(axis=0) - ideal
-    return ideal, np.where(span > 0, span, np.maximum(np.abs(ideal), 1.0))
-
-
-def _contained(rows: Codes, among: Codes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """`(n,)`: the row occurs in `among`."""
-    known = {row.tobytes() for row in np.ascontiguousarray(among)}
-    return np.array([row.tobytes() in known for row in np.ascontiguousarray(rows)], dtype=bool)
+        return Found.nothing(axes=len(self.space.axes), objectives=len(self.asker.objectives))
