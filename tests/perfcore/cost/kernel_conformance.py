@@ -45,7 +45,6 @@ class KernelModelConformance:
     sums_tables: ClassVar[bool] = False
     least_bytes: ClassVar[Callable[..., Any] | None] = None  # scale -> bytes that must move
     bytes_per_s: ClassVar[float] = TOY.hbm_bytes_per_s
-    fall: ClassVar[float] = 1.0  # a doubled kernel takes at least this share of the time
 
     SCALES = np.array([1.0, 2.0, 3.0, 8.0, 64.0, 100.0, 1000.0, 4096.0])
 
@@ -87,7 +86,7 @@ class KernelModelConformance:
     def test_twice_the_work_is_not_faster(self, scale):
         shape = (1, 1, 1) if self.sums_tables else (1, 1)
         less, more = self.one(np.full(shape, scale)), self.one(np.full(shape, 2 * scale))
-        assert np.all(more >= self.fall * less * (1 - 1e-9))
+        assert np.all(more >= less * (1 - 1e-9))
 
     @PROPERTY
     @given(scale=st.floats(1.0, 1e6))
