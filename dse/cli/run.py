@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dse.study_config import StudyConfig
 
 TOP_ROWS = 12
+NARROW, WIDE = 120, 160  # columns
 ALSO_SHOWN = ("iteration_time_ms", "samples_per_second", "hbm_gib")
 HEADS = {
     "time_per_sample_us": "µs per sample",
@@ -124,15 +125,17 @@ def _print(done: RunSummary, *, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
     console.print(_title(done), markup=False, highlight=False, soft_wrap=True)
-    for renderable in _table(done), *_closing(done):
+    for renderable in _table(done, narrow=console.width < NARROW), *_closing(done):
         console.print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))
     for note in done.notes:
         typer.echo(note, err=True)
 
 
-def _table(done: RunSummary) -> object:
-    """The best rows of the front, the knee among them."""
+def _table(done: RunSummary, *, narrow: bool) -> object:
+    """The best rows of the front, the knee among them; a narrow one has the objectives alone."""
     from rich.table import Table
 
     from dse.objective import METRICS
@@ -140,7 +143,7 @@ def _table(done: RunSummary) -> object:
 
     front = done.front
     metrics = [o.metric for o in done.config.objectives]
-    metrics += [m for m in ALSO_SHOWN if m not in metrics]
+    metrics += [m for m in ALSO_SHOWN if m not in metrics and not narrow]
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("", justify="right")
     for metric in metrics:

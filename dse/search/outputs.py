@@ -72,7 +72,7 @@ def spread(count: int, knee: int | None, designs: int) -> list[int]:
     if count <= designs:
         return list(range(count))
     even = np.linspace(0, count - 1, max(designs - 1, 1)).round().astype(int).tolist()
-    return sorted({*even, *([] if knee is None else [knee])})
+    return sorted({*even, *([] if knee is None else [knee])})[:designs]
 
 
 def write_pareto(front: Front, axes: Sequence[str], run_dir: Path) -> None:
