@@ -19,11 +19,12 @@ from perfcore.errors import DesignError
 from perfcore.graph.dims import Dims, Structure
 from perfcore.graph.kernels import Total
 from perfcore.graph.ops import WorkloadGraph
+from perfcore.graph.presence import captured_streams
 from perfcore.maxplus import fold_ranks
 from perfcore.overheads import OverheadTable
 from perfcore.programs import Assembler
 from perfcore.segments import Local, Segment, Segmenter
-from perfcore.steps import Encoder, captured_streams
+from perfcore.steps import Encoder
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.bulk_kernel import COLUMNS, Instruction, Programs
 from perfcore.errors import UnsupportedError
 from perfcore.grid import Axes, axes_of, entries, expand, shrink, tabulate
+from perfcore.instructions import COLUMNS, Instruction, Programs
 from perfcore.maxplus import compose
 from perfcore.segments import Amount, CurveLaunch, Joint, Local, Segment, Term
 

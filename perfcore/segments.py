@@ -14,10 +14,11 @@ from perfcore.curves import Curve, price_curve
 from perfcore.errors import UnsupportedError
 from perfcore.graph.kernels import Bucket, Kernel, Total, dims, resolve, summed_dim, with_dims
 from perfcore.graph.ops import Op, Region
+from perfcore.graph.presence import bucket_of
 from perfcore.grid import Axes, axes_of, entries, shrink, tabulate
 from perfcore.maxplus import fold_ranks
 from perfcore.overheads import OverheadTable
-from perfcore.steps import Encoder, Opcode, Steps, bucket_of
+from perfcore.steps import Encoder, Opcode, Steps
 
 Array = NDArray[np.float64]
 

@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache, reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.errors import DesignError, UnsupportedError
-from perfcore.graph.kernels import Bucket, Collective, Kernel
+from perfcore.graph.kernels import Collective
 from perfcore.graph.ops import Op, Stream, WorkloadGraph
+from perfcore.graph.presence import Mask, Present, captured_streams, op_present
 from perfcore.overheads import OpOverheads, OverheadTable
 
 Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-Present: TypeAlias = "Mask | bool"
 
 GRAPH_LAUNCH = "cudaGraphLaunch"
 CLOCKS = 4
@@ -131,14 +130,6 @@ def compile_steps(graph: WorkloadGraph, durations_us: Sequence[Array], overheads
     return encoder.steps(durations_us, num_ranks=graph.num_ranks)
 
 
-def captured_streams(graph: WorkloadGraph) -> tuple[Stream, ...]:
-    """Streams that the captured part uses."""
-    used = {
-        x.stream for region in graph.regions[graph.captured_from :] for op in region.ops for x in op.launches
-    }
-    return tuple(sorted(used, key=CLOCK_OF.__getitem__))
-
-
 class Encoder:
     """Appends ops to a list of steps. Unmasked ops of one form share one cached block of steps."""
 
@@ -164,7 +155,7 @@ class Encoder:
             overheads.graph_gap_us if captured else overheads.kernel_gap_us,
             overheads.launch_latency_us,
         )
-        present = _op_present(op)
+        present = op_present(op)
         if all(x.present is True for x in launches):
             self._append(_block(forms, op.waits, costs, gap, latency), op.name, self._mask(present))
         else:
@@ -291,25 +282,6 @@ class Form:
 def _form(stream: Stream, after: tuple[Stream, ...], blocks: bool, collective: bool) -> Form:  # noqa: FBT001
     awaited = sum({1 << CLOCK_OF[s] for s in after})
     return Form(CLOCK_OF[stream], awaited, blocks, collective)
-
-
-def _op_present(op: Op) -> Present:
-    """`op.present`, without the places where a bucket of its is empty."""
-    present: Present = op.present
-    for launch in op.launches:
-        bucket = bucket_of(launch.kernel)
-        if bucket is not None:
-            present = np.asarray(present) & (bucket.value() > 0)
-    return present
-
-
-def bucket_of(kernel: Kernel) -> Bucket | None:
-    """The kernel's dim that is a bucket, `None` where there is none."""
-    for name in kernel.__dataclass_fields__:
-        dim = getattr(kernel, name)
-        if type(dim) is Bucket:
-            return dim
-    return None
 
 
 @lru_cache(maxsize=4096)

@@ -87,10 +87,12 @@ def structures(distributed, few):
             table_optimizer=Optimizer.SGD,
             table_precision=Precision.FP32,
             pinned_input=True,
+            read_loss=False,
             distributed=distributed,
             fusion=Fusion(*fusion),
         )
         for precision, *fusion in choices
+        if fusion[4] is Launches.EAGER or fusion[0] is EmbeddingFusion.TABLE_BATCHED
     ][:: 32 if few else 2]
 
 
