@@ -111,6 +111,7 @@ def training_of(settings: Settings) -> Training:
         table_optimizer=Optimizer(str(settings["training.table_optimizer"])),
         table_precision=Precision(str(settings["training.table_precision"])),
         pinned_input=bool(settings["training.pinned_input"]),
+        read_loss=bool(settings["training.read_loss"]),
     )
 
 

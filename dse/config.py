@@ -142,6 +142,7 @@ def _training(entry: DesignFile) -> Training:
         table_optimizer=t.table_optimizer,
         table_precision=Precision(t.table_precision),
         pinned_input=t.pinned_input,
+        read_loss=t.read_loss,
     )
 
 

@@ -41,6 +41,7 @@ SWITCHES = (
     "training.table_optimizer",
     "training.table_precision",
     "training.pinned_input",
+    "training.read_loss",
     "fusion.",
 )
 HIDDEN = ("model.bottom_hidden", "model.top_hidden")
@@ -210,6 +211,7 @@ def _structure(settings: dict[str, Value], *, distributed: bool) -> Structure:
         table_optimizer=training.table_optimizer,
         table_precision=training.table_precision,
         pinned_input=training.pinned_input,
+        read_loss=training.read_loss,
         distributed=distributed,
         fusion=fusion_of(settings),
     )

@@ -154,6 +154,7 @@ class DesignTraining(Section):
     table_optimizer: Optimizer = Optimizer.SGD
     table_precision: Literal["fp32", "bf16"] = "fp32"
     pinned_input: Flag = True
+    read_loss: Flag = False
 
 
 class DesignFusion(Section):

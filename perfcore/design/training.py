@@ -112,6 +112,7 @@ class Training:
         table_optimizer: of the embedding tables.
         table_precision: storage of the tables (`fp32` or `bf16`).
         pinned_input: the host batch lies in pinned memory (H2D copies do not block the host).
+        read_loss: the loop reads the loss (`.item()`) every iteration, which waits for the device.
     """
 
     global_batch: int
@@ -120,6 +121,7 @@ class Training:
     table_optimizer: Optimizer = Optimizer.SGD
     table_precision: Precision = Precision.FP32
     pinned_input: bool = True
+    read_loss: bool = False
 
     def __post_init__(self) -> None:
         """Refuse impossible settings."""

@@ -28,6 +28,7 @@ class Structure:
     table_optimizer: Optimizer
     table_precision: Precision
     pinned_input: bool
+    read_loss: bool
     distributed: bool
     fusion: Fusion
 
@@ -90,6 +91,7 @@ def structure_of(design: Design) -> Structure:
         table_optimizer=training.table_optimizer,
         table_precision=training.table_precision,
         pinned_input=training.pinned_input,
+        read_loss=training.read_loss,
         distributed=design.system.world_size > 1,
         fusion=design.fusion,
     )

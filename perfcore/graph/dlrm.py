@@ -43,7 +43,11 @@ class DlrmBuilder:
             pinned_input=structure.pinned_input,
             distributed=structure.distributed,
         )
+        captured = fusion.launches is Launches.CUDA_GRAPH
+        # A graph's loss is read after its end, which in the steady state is before the next iteration's copies.
+        first = [self._region("read_loss", loss.read)] if captured and structure.read_loss else []
         regions = (
+            *first,
             inputs,
             *self._forward(structure),
             *self._loss(structure),
@@ -53,7 +57,7 @@ class DlrmBuilder:
         return WorkloadGraph(
             tuple(r for r in regions if r.ops),
             num_ranks=self._sizes.dims.num_ranks,
-            captured_from=1 if fusion.launches is Launches.CUDA_GRAPH else None,
+            captured_from=len(first) + 1 if captured else None,
         )
 
     def _forward(self, structure: Structure) -> list[Region]:
@@ -85,8 +89,10 @@ class DlrmBuilder:
             optimizer.CLASS_NAME[structure.optimizer],
             *table_optimizer.optimizer_names(structure.table_optimizer, structure.fusion.embedding),
         )
+        eager = structure.fusion.launches is Launches.EAGER
         return [
             self._region("loss", loss.forward, structure.loss, structure.precision),
+            *([self._region("read_loss", loss.read)] if eager and structure.read_loss else []),
             self._region("zero_grad", loss.zero_grad, names),
             self._region("loss_backward", loss.backward, structure.loss, structure.precision),
         ]

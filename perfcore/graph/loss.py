@@ -66,6 +66,13 @@ def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
     )
 
 
+def read(sizes: Sizes) -> tuple[Op, ...]:
+    """`loss.item()`: the host waits for the scalar."""
+    copy = Launch(Memcpy(FP32_BYTES, CopyKind.D2H), blocks=True)
+    leaf = Leaf("aten._local_scalar_dense", ((),))
+    return (Op("aten::item", (copy,), (leaf,), phase="forward", module=MODULE),)
+
+
 def backward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:
     """From the root gradient to the logits'."""
     batch, shape = sizes.batch, (sizes.batch, 1.0)

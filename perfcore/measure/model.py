@@ -44,6 +44,7 @@ class Dlrm(nn.Module):
         super().__init__()
         model, fusion = design.model, design.fusion
         self.device, self.bf16 = torch.device(device), design.training.precision is Precision.BF16
+        self.reads_loss = design.training.read_loss
         fused = fusion.mlp is MlpFusion.FUSED
         widths = (model.num_dense_features, *model.bottom_hidden, model.embedding_dim)
         self.bottom = nn.Sequential(*_relu_layers(widths, fused=fused, device=device, generator=generator))
@@ -105,6 +106,8 @@ def train_step(model: Dlrm, optimizers: tuple[torch.optim.Optimizer, ...], batch
     """One training iteration; returns the loss, a scalar tensor on the device that nobody has waited for."""
     batch = batch.to(model.device)
     loss: Tensor = model.loss(model(batch), batch.labels)
+    if model.reads_loss:
+        loss.item()
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]

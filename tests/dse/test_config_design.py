@@ -233,6 +233,7 @@ training_st = st.builds(
     table_optimizer=st.sampled_from(Optimizer),
     table_precision=st.sampled_from([Precision.FP32, Precision.BF16]),
     pinned_input=st.booleans(),
+    read_loss=st.booleans(),
 )
 
 

@@ -50,11 +50,14 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"table_precision": Precision.BF16},
     {"table_precision": Precision.BF16, "precision": Precision.BF16, "interaction": Interaction.DCN_V2},
 ]
-# Merging a sparse gradient's rows needs their values, which fake tensors have not.
-SPARSE_STATE: list[dict[str, Any]] = [
-    {"table_optimizer": o, "table_precision": p}
-    for o in (Optimizer.ADAGRAD, Optimizer.ADAM, Optimizer.ROWWISE_ADAGRAD)
-    for p in (Precision.FP32, Precision.BF16)
+# Merging a sparse gradient's rows, or reading the loss, needs values, which fake tensors have not.
+NEEDS_VALUES: list[dict[str, Any]] = [
+    {"read_loss": True},
+    *(
+        {"table_optimizer": o, "table_precision": p}
+        for o in (Optimizer.ADAGRAD, Optimizer.ADAM, Optimizer.ROWWISE_ADAGRAD)
+        for p in (Precision.FP32, Precision.BF16)
+    ),
 ]
 
 
@@ -83,7 +86,7 @@ def recorded(step: Callable[[], object]) -> list[FlatLeaf]:
     return flat(leaves)
 
 
-@pytest.mark.parametrize("changes", [*CONFIGURATIONS, *SPARSE_STATE], ids=str)
+@pytest.mark.parametrize("changes", [*CONFIGURATIONS, *NEEDS_VALUES], ids=str)
 def test_leaves_equal_what_torch_dispatches(changes: dict[str, Any]) -> None:
     # Real CPU tensors of a few rows: fake ones do not know how many rows a sparse gradient has.
     design = design_of(**changes)

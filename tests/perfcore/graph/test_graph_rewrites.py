@@ -216,3 +216,17 @@ def test_a_shared_region_equals_a_fresh_one() -> None:
             (r.name, [o.name for o in r.ops]) for r in fresh.regions
         ]
         assert len(kernels(shared)) == len(kernels(fresh))
+
+
+def test_the_loss_is_read_before_the_backward_pass_or_after_the_graph() -> None:
+    eager = [op.name for op in graph_of(small(read_loss=True)).ops()]
+    assert eager.index("aten::item") == eager.index("aten::binary_cross_entropy") + 1
+    captured = graph_of(
+        small(
+            replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED, launches=Launches.CUDA_GRAPH),
+            read_loss=True,
+        )
+    )
+    assert captured.captured_from == 2
+    assert [r.name for r in captured.regions[:2]] == ["read_loss", "input"]
+    assert captured.regions[0].ops[0].launches[0].blocks
