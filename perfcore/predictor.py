@@ -8,16 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.breakdown import (
+    OpCost,
+    PathPiece,
+    bound_shares,
+    critical_us_by_op,
+    edge_times,
+    op_costs,
+    path_pieces,
+)
 from perfcore.cost.model import Calibration, CostModel
 from perfcore.design.design import Design
-from perfcore.graph.dlrm import graph_of
-from perfcore.graph.kernels import Collective, Kernel, Memcpy, resolve
-from perfcore.graph.ops import Op, WorkloadGraph
+from perfcore.errors import DesignError
+from perfcore.graph.dims import dims_of, structure_of
+from perfcore.graph.dlrm import DlrmBuilder, graph_of
+from perfcore.graph.kernels import Kernel, resolve
+from perfcore.graph.ops import WorkloadGraph
 from perfcore.memory import MemoryBreakdown, memory_of
 from perfcore.profile.profile import Profile
 from perfcore.profile.schema import KnownError
 from perfcore.schedule import compile_steps, schedule
-from perfcore.steps import HostKind
 from perfcore.timeline import CriticalPath, Timeline
 from perfcore.units import US_PER_S
 
@@ -44,29 +54,6 @@ class HostTime:
         return self.t1_us + self.t2_us + self.t3_us + self.t4_us + self.t5_us + self.alone_us
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
-    """What ops of one name, module and phase cost together in one iteration.
-
-    Attributes:
-        name: as the profiler prints it.
-        module: part of the model.
-        phase: part of the iteration.
-        count: ops.
-        kernels: launches.
-        device_us: summed kernel time.
-        critical_us: time on the critical path.
-    """
-
-    name: str
-    module: str
-    phase: str
-    count: int
-    kernels: int
-    device_us: float
-    critical_us: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """One predicted iteration, seen from the rank on the critical path; times in µs.
@@ -82,6 +69,7 @@ class Prediction:
         bound_share: share of the critical path by the same words.
         ops: costs by op, dearest first.
         critical_path: the cycle that sets the iteration time.
+        path_pieces: that cycle in a few pieces.
         memory: bytes by kind and rank.
         fits: the fullest rank fits into the device.
         shortfall_bytes: what it lacks.
@@ -105,6 +93,7 @@ class Prediction:
     bound_share: dict[str, float]
     ops: tuple[OpCost, ...]
     critical_path: CriticalPath
+    path_pieces: tuple[PathPiece, ...]
     memory: MemoryBreakdown
     fits: bool
     shortfall_bytes: float
@@ -146,6 +135,24 @@ class Predictor:
         """The iteration time alone."""
         return self.predict(design).iteration_time_us
 
+    def iteration_times_us(self, designs: Sequence[Design]) -> Array:
+        """`(n,)` iteration times of n designs that differ in numbers and placement alone; one graph serves all.
+
+        Raises:
+            DesignError: the designs differ in structure, tables or world size.
+        """
+        first = designs[0]
+        for design in designs:
+            if _kin(design) != _kin(first):
+                raise DesignError(
+                    "Designs that are predicted together must agree in structure, tables and world_size."
+                )
+        graph = DlrmBuilder(dims_of(designs)).graph(structure_of(first))
+        durations_us = self.cost.predict_us([resolve(launch.kernel) for launch in graph.launches()])
+        timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
+        feed_us = np.array([_feed_us(d) for d in designs])
+        return np.maximum(timeline.iteration_time_us, feed_us)
+
     def _explained(
         self, design: Design, graph: WorkloadGraph, kernels: Sequence[Kernel], timeline: Timeline
     ) -> Prediction:
@@ -155,8 +162,8 @@ class Predictor:
         shares = self._calibration_shares(kernels, kernel_us)
         memory = memory_of(design)
         period_us, feed_us = float(timeline.iteration_time_us[0]), _feed_us(design)
-        edge_us = _edge_us(timeline, path)
-        bound = _bound_shares(edge_us, kernels)
+        edge_us = edge_times(timeline, path)
+        bound = bound_shares(edge_us, kernels)
         active_us = float(timeline.device_active_us()[0, rank])
         return Prediction(
             iteration_time_us=max(period_us, feed_us),
@@ -167,8 +174,9 @@ class Predictor:
             host=HostTime(*(float(timeline.host_us[0, rank, kind]) for kind in range(6))),
             bound_by="input" if feed_us > period_us else max(bound, key=bound.__getitem__),
             bound_share=bound,
-            ops=_op_costs(graph, kernel_us, _critical_us_by_op(edge_us, path.iterations)),
+            ops=op_costs(graph, kernel_us, critical_us_by_op(edge_us, path.iterations)),
             critical_path=path,
+            path_pieces=path_pieces(graph, edge_us, kernels),
             memory=memory,
             fits=memory.fits(design.system.device),
             shortfall_bytes=memory.shortfall_bytes(design.system.device),
@@ -190,6 +198,16 @@ class Predictor:
         return shares
 
 
+def _kin(design: Design) -> tuple[object, ...]:
+    """What designs share that are predicted as one list."""
+    return (
+        structure_of(design),
+        design.model.tables,
+        design.model.num_dense_features,
+        design.system.world_size,
+    )
+
+
 def _feed_us(design: Design) -> float:
     """Time that the data loaders of all machines need for one global batch."""
     system = design.system
@@ -205,70 +223,3 @@ def _worst(shares: dict[str, float]) -> Calibration:
         if carried > CALIBRATION_SHARE:
             return level
     return Calibration.MEASURED
-
-
-def _edge_us(timeline: Timeline, path: CriticalPath) -> list[tuple[int, int, float]]:
-    """`(op, launch, µs)` of every edge of the critical path."""
-    steps = timeline.steps
-    hosts = steps.table[steps.table["kind"] >= 0]
-    keys = hosts["op"].astype(np.int64) * len(HostKind) + hosts["kind"]
-    host_us = dict(zip(keys.tolist(), hosts["us"].tolist(), strict=True))
-    durations = steps.durations_us[:, 0].tolist()
-    return [
-        (e.op, e.launch, durations[e.launch][e.rank])
-        if e.launch >= 0
-        else (e.op, -1, host_us.get(e.op * len(HostKind) + e.kind, 0.0))
-        for e in path.edges
-    ]
-
-
-def _bound_shares(edge_us: Sequence[tuple[int, int, float]], kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Share of the critical path's work by host, compute, communication and copy."""
-    sums = {"host": 0.0, "compute": 0.0, "communication": 0.0, "copy": 0.0}
-    for _, launch, us in edge_us:
-        sums["host" if launch < 0 else _resource(kernels[launch])] += us
-    total = max(sum(sums.values()), 1e-12)
-    return {name: us / total for name, us in sums.items()}
-
-
-def _resource(kernel: Kernel) -> str:
-    if isinstance(kernel, Collective):
-        return "communication"
-    return "copy" if isinstance(kernel, Memcpy) else "compute"
-
-
-def _critical_us_by_op(edge_us: Sequence[tuple[int, int, float]], iterations: int) -> dict[int, float]:
-    sums: dict[int, float] = {}
-    for op, _, us in edge_us:
-        sums[op] = sums.get(op, 0.0) + us / iterations
-    return sums
-
-
-def _op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: dict[int, float]) -> tuple[OpCost, ...]:
-    """Costs by name, module and phase, by falling share of the critical path, then of device time."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    launch = 0
-    for index, op in _numbered(graph):
-        if not np.any(op.present):
-            launch += len(op.launches)
-            continue
-        sums = groups.setdefault((op.name, op.module, op.phase), [0, 0, 0.0, 0.0])
-        sums[0] += 1
-        sums[1] += len(op.launches)
-        sums[2] += float(kernel_us[launch : launch + len(op.launches)].sum())
-        sums[3] += critical_us.get(index, 0.0)
-        launch += len(op.launches)
-    costs = [OpCost(*key, int(s[0]), int(s[1]), s[2], s[3]) for key, s in groups.items()]
-    return tuple(sorted(costs, key=lambda c: (-c.critical_us, -c.device_us, c.name)))
-
-
-def _numbered(graph: WorkloadGraph) -> list[tuple[int, Op]]:
-    """Ops with their index in `Steps.op_names`, which counts a CUDA graph's launch as an op of its own."""
-    out, index = [], 0
-    for number, region in enumerate(graph.regions):
-        if number == graph.captured_from:
-            index += 1
-        for op in region.ops:
-            out.append((index, op))
-            index += 1
-    return out

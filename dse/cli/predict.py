@@ -130,16 +130,10 @@ def to_json(design: Design, prediction: Prediction) -> dict[str, Any]:
 
 
 def path_json(prediction: Prediction) -> list[dict[str, Any]]:
-    """The critical path, edge by edge, in order of time."""
-    names = prediction.timeline.steps.op_names
+    """The critical path in order of time."""
     return [
-        {
-            "op": names[e.op],
-            "rank": e.rank,
-            "what": e.kind.name.lower() if e.launch < 0 else "kernel",
-            "reason": e.reason.value,
-        }
-        for e in prediction.critical_path.edges
+        {"resource": piece.resource, "part": piece.part, "ops": list(piece.ops), "ms": piece.us / 1e3}
+        for piece in prediction.path_pieces
     ]
 
 

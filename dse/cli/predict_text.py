@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from perfcore.breakdown import OpCost
 from perfcore.design.design import Design
+from perfcore.graph.kernels import CollectiveKind
 from perfcore.predictor import Prediction
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 from perfcore.whatif import WhatIf
 
 MAX_OPS = 15
-MAX_EDGES = 30
+TEXT_COLUMNS = ("part", "ops")
 
 
 def print_prediction(design: Design, prediction: Prediction) -> None:
@@ -24,9 +25,9 @@ def print_prediction(design: Design, prediction: Prediction) -> None:
     console = Console()
     _headline(console, design, prediction)
     console.print(_breakdown(prediction))
-    console.print(_ops(prediction))
+    console.print(_ops(console, prediction))
     console.print(_memory(design, prediction))
-    _trust(console, prediction)
+    _trust(console, design, prediction)
 
 
 def print_explanation(
@@ -35,7 +36,7 @@ def print_explanation(
     """Headline, critical path, what-if table."""
     console = Console()
     _headline(console, design, prediction)
-    console.print(_critical_path(prediction))
+    console.print(_critical_path(console, prediction))
     console.print(_what_if(prediction, effects))
     if timeline is not None:
         console.print(f"Timeline for Perfetto: {timeline}", highlight=False)
@@ -75,33 +76,31 @@ def _breakdown(p: Prediction) -> Table:
     return table
 
 
-def _ops(p: Prediction) -> Table:
-    table = _table(
-        "Ops, dearest first", "op", "module", "phase", "count", "kernels", "device ms", "critical ms"
-    )
+def _ops(console: Console, p: Prediction) -> Table:
+    table = _table("Ops, dearest first", "op", "part", "n", "kernels", "device ms", "path ms")
+    room = max(14, console.width - 66)
     for op in p.ops[:MAX_OPS]:
-        table.add_row(
-            op.name,
-            op.module,
-            op.phase,
-            str(op.count),
-            str(op.kernels),
-            f"{op.device_us / US_PER_MS:.3f}",
-            f"{op.critical_us / US_PER_MS:.3f}",
-        )
+        part = op.module if op.module == op.phase else f"{op.module} {op.phase}"
+        table.add_row(_cut(_short(op.name), room), part, *_op_columns([op]))
     rest = p.ops[MAX_OPS:]
     if rest:
-        device, critical = sum(o.device_us for o in rest), sum(o.critical_us for o in rest)
-        table.add_row(
-            f"{len(rest)} more",
-            "",
-            "",
-            str(sum(o.count for o in rest)),
-            str(sum(o.kernels for o in rest)),
-            f"{device / US_PER_MS:.3f}",
-            f"{critical / US_PER_MS:.3f}",
-        )
+        table.add_row(f"{len(rest)} more", "", *_op_columns(rest))
     return table
+
+
+def _short(name: str) -> str:
+    """An op's name without the namespaces that repeat what the rest says."""
+    return name.removeprefix("torch::autograd::").removeprefix("Optimizer.")
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _op_columns(ops: Sequence[OpCost]) -> tuple[str, str, str, str]:
+    device, critical = sum(o.device_us for o in ops), sum(o.critical_us for o in ops)
+    counts = sum(o.count for o in ops), sum(o.kernels for o in ops)
+    return f"{counts[0]}", f"{counts[1]}", f"{device / US_PER_MS:.3f}", f"{critical / US_PER_MS:.3f}"
 
 
 def _memory(design: Design, p: Prediction) -> Table:
@@ -118,12 +117,16 @@ def _memory(design: Design, p: Prediction) -> Table:
     return table
 
 
-def _trust(console: Console, p: Prediction) -> None:
+def _trust(console: Console, design: Design, p: Prediction) -> None:
     shares = ", ".join(
         f"{100 * share:.0f} % {level}" for level, share in p.calibration_share.items() if share
     )
     console.print(f"Kernel time rests on: {shares} (profile {p.profile}).", highlight=False)
-    errors = ", ".join(f"{e.kernel} {e.gmae_pct:.1f} / {e.mape_pct:.1f} %" for e in p.known_errors)
+    errors = ", ".join(
+        f"{e.kernel} {e.gmae_pct:.1f} / {e.mape_pct:.1f} %"
+        for e in p.known_errors
+        if _concerns(e.kernel, design)
+    )
     if errors:
         console.print(f"Held-out errors of its kernel models (GMAE / MAPE): {errors}.", highlight=False)
     if p.fallback_ops:
@@ -133,18 +136,22 @@ def _trust(console: Console, p: Prediction) -> None:
         )
 
 
-def _critical_path(p: Prediction) -> Table:
-    names = p.timeline.steps.op_names
-    steps = [
-        (names[e.op], "kernel" if e.launch >= 0 else e.kind.name, e.reason.value)
-        for e in p.critical_path.edges
-    ]
-    runs = [(key, len(list(group))) for key, group in groupby(steps)]
-    table = _table("Critical path of one steady cycle", "op", "what", "why not earlier", "times")
-    for (op, what, reason), count in runs[:MAX_EDGES]:
-        table.add_row(op, what, reason, str(count))
-    if len(runs) > MAX_EDGES:
-        table.add_row(f"{len(runs) - MAX_EDGES} more", "", "", "")
+def _concerns(kernel: str, design: Design) -> bool:
+    """Whether a held-out error is about kernels that the design launches, on this very device."""
+    if "left out" in kernel or "roofline" in kernel:
+        return False
+    if kernel.startswith("gemm_"):
+        return kernel.startswith(f"gemm_{design.training.precision}")
+    collective = kernel in {kind.value for kind in CollectiveKind}
+    return not collective or design.system.world_size > 1
+
+
+def _critical_path(console: Console, p: Prediction) -> Table:
+    table = _table("Critical path of one steady cycle, in order of time", "resource", "part", "ms", "ops")
+    room = max(20, console.width - 56)
+    for piece in p.path_pieces:
+        ops = ", ".join(_short(name) for name in piece.ops)
+        table.add_row(piece.resource, piece.part, f"{piece.us / US_PER_MS:.3f}", _cut(ops, room))
     return table
 
 
@@ -156,9 +163,9 @@ def _what_if(p: Prediction, effects: Sequence[WhatIf]) -> Table:
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column(first, overflow="fold")
-    text: dict[str, Any] = {"module": "left", "phase": "left", "what": "left", "why not earlier": "left"}
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, overflow="ellipsis", no_wrap=True, min_width=12)
     for column in columns:
-        table.add_column(column, justify=text.get(column, "right"))
+        justify: JustifyMethod = "left" if column in TEXT_COLUMNS else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
     return table
