@@ -24,8 +24,8 @@ NEVER = -np.inf
 
 
 def fold(steps: Steps) -> Array:
-    """`(n, 4r, 4r)`: each candidate's iteration as one matrix over (rank, clock)."""
-    size = CLOCKS * steps.num_ranks
+    """`(n, c * r, c * r)`: each candidate's iteration as one matrix over (rank, clock)."""
+    size = steps.clocks * steps.num_ranks
     out = np.empty((steps.num_candidates, size, size))
     _fold_all(steps.table, steps.durations_us, steps.masks, out)
     return out
@@ -87,8 +87,9 @@ def cycle_mean(matrix: NDArray[Any], walks: NDArray[Any]) -> float:
 
 @numba.njit(cache=True)
 def apply_step(step: Any, durations: Array, masks: Any, candidate: int, state: Array) -> None:
-    """One step on `(4r, c)` clocks, c columns at once."""
-    ranks, columns = state.shape[0] // CLOCKS, state.shape[1]
+    """One step on clocks by rank, `(clocks * r, columns)`."""
+    ranks, columns = durations.shape[2], state.shape[1]
+    clocks = state.shape[0] // ranks
     opcode, target, awaited = step.opcode, step.target, step.awaited
     if opcode == _COLLECTIVE:
         _apply_collective(step, durations, masks, candidate, state)
@@ -96,7 +97,7 @@ def apply_step(step: Any, durations: Array, masks: Any, candidate: int, state: A
     for r in range(ranks):
         if step.mask >= 0 and not masks[step.mask, candidate, r]:
             continue
-        row, host = CLOCKS * r + target, CLOCKS * r
+        row, host = clocks * r + target, clocks * r
         if opcode == _HOST:
             for j in range(columns):
                 state[row, j] += step.us
@@ -104,40 +105,41 @@ def apply_step(step: Any, durations: Array, masks: Any, candidate: int, state: A
             us = durations[step.launch, candidate, r]
             for j in range(columns):
                 state[row, j] = max(state[row, j] + step.gap_us, state[host, j] + step.latency_us)
-            _await(awaited, r, row, state)
+            _await(awaited, host, clocks, row, state)
             for j in range(columns):
                 state[row, j] += us
         else:
-            _await(awaited, r, row, state)
+            _await(awaited, host, clocks, row, state)
 
 
 @numba.njit(cache=True)
-def _await(awaited: int, rank: int, row: int, state: Array) -> None:
-    for clock in range(CLOCKS):
+def _await(awaited: int, host: int, clocks: int, row: int, state: Array) -> None:
+    for clock in range(clocks):
         if awaited >> clock & 1:
             for j in range(state.shape[1]):
-                state[row, j] = max(state[row, j], state[CLOCKS * rank + clock, j])
+                state[row, j] = max(state[row, j], state[host + clock, j])
 
 
 @numba.njit(cache=True)
 def _apply_collective(step: Any, durations: Array, masks: Any, candidate: int, state: Array) -> None:
-    ranks, columns = state.shape[0] // CLOCKS, state.shape[1]
+    ranks, columns = durations.shape[2], state.shape[1]
+    clocks = state.shape[0] // ranks
     arrival = np.full(columns, NEVER)
     transfer = 0.0
     for r in range(ranks):
         if step.mask >= 0 and not masks[step.mask, candidate, r]:
             continue
-        row, host = CLOCKS * r + step.target, CLOCKS * r
+        row, host = clocks * r + step.target, clocks * r
         for j in range(columns):
             state[row, j] = max(state[row, j] + step.gap_us, state[host, j] + step.latency_us)
-        _await(step.awaited, r, row, state)
+        _await(step.awaited, host, clocks, row, state)
         for j in range(columns):
             arrival[j] = max(arrival[j], state[row, j])
         transfer = max(transfer, durations[step.launch, candidate, r])
     for r in range(ranks):
         if step.mask < 0 or masks[step.mask, candidate, r]:
             for j in range(columns):
-                state[CLOCKS * r + step.target, j] = arrival[j] + transfer
+                state[clocks * r + step.target, j] = arrival[j] + transfer
 
 
 @numba.njit(cache=True)

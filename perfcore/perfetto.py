@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from perfcore.graph.ops import Stream
 from perfcore.predictor import Prediction
-
-_TRACKS = {stream: number for number, stream in enumerate(Stream, start=1)}
+from perfcore.steps import CLOCK_OF, clock_of
 
 
 def trace_events(prediction: Prediction, *, iterations: int = 3) -> dict[str, Any]:
@@ -21,7 +19,7 @@ def trace_events(prediction: Prediction, *, iterations: int = 3) -> dict[str, An
     launches = list(prediction.graph.launches())
     events: list[dict[str, Any]] = []
     for rank in range(timeline.steps.num_ranks):
-        events += [_named(rank, number, f"{stream} stream") for stream, number in _TRACKS.items()]
+        events += [_named(rank, number, f"{stream} stream") for stream, number in CLOCK_OF.items()]
         events.append(
             {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"predicted rank {rank}"}}
         )
@@ -34,7 +32,7 @@ def trace_events(prediction: Prediction, *, iterations: int = 3) -> dict[str, An
                     {
                         "ph": "X",
                         "pid": rank,
-                        "tid": _TRACKS[launch.stream],
+                        "tid": clock_of(launch.stream),
                         "ts": float(start) + iteration * float(timeline.iteration_time_us[0]),
                         "dur": float(end - start),
                         "name": type(launch.kernel).__name__,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfcore.errors import DesignError
 from perfcore.maxplus import fold, steady_state
-from perfcore.steps import CLOCKS, HostKind, Opcode, Steps, compile_steps
+from perfcore.steps import HostKind, Opcode, Steps, compile_steps
 from perfcore.timeline import Timeline
 from perfcore.walk import walk_step
 
@@ -64,7 +64,9 @@ def spacing_with_queue(steps: Steps, *, queue_depth: int) -> Array:
         raise DesignError(f"`queue_depth >= 1` must hold, but got {queue_depth=}.")
     out = np.empty(steps.num_candidates)
     for candidate in range(len(out)):
-        out[candidate] = _queued_spacing(steps.table, steps.durations_us, steps.masks, candidate, queue_depth)
+        out[candidate] = _queued_spacing(
+            steps.table, steps.durations_us, steps.masks, candidate, steps.clocks, queue_depth
+        )
     return out
 
 
@@ -79,6 +81,7 @@ def _walks(
     table: Any, durations: Array, masks: Any, states: Array, start: Array, end: Array, host: Array
 ) -> None:
     ranks = durations.shape[2]
+    clocks = states.shape[1] // ranks
     sources, starts = np.empty(ranks, dtype=np.int64), np.empty(ranks)
     for candidate in range(len(states)):
         state = states[candidate]
@@ -90,13 +93,15 @@ def _walks(
                     host[candidate, r, step.kind] += step.us
                 elif sources[r] >= 0 and step.launch >= 0:
                     start[candidate, step.launch, r] = starts[r]
-                    end[candidate, step.launch, r] = state[CLOCKS * r + step.target]
+                    end[candidate, step.launch, r] = state[clocks * r + step.target]
 
 
 @numba.njit(cache=True)
-def _queued_spacing(table: Any, durations: Array, masks: Any, candidate: int, depth: int) -> float:
+def _queued_spacing(
+    table: Any, durations: Array, masks: Any, candidate: int, clocks: int, depth: int
+) -> float:
     ranks = durations.shape[2]
-    state = np.zeros(CLOCKS * ranks)
+    state = np.zeros(clocks * ranks)
     sources, starts = np.empty(ranks, dtype=np.int64), np.empty(ranks)
     # The launch made `depth` before this one must have ended: a ring of the last ends by rank.
     ring, made = np.zeros((ranks, depth)), np.zeros(ranks, dtype=np.int64)
@@ -107,12 +112,12 @@ def _queued_spacing(table: Any, durations: Array, masks: Any, candidate: int, de
             if step.launch >= 0:
                 for r in range(ranks):
                     if step.mask < 0 or masks[step.mask, candidate, r]:
-                        state[CLOCKS * r] = max(state[CLOCKS * r], ring[r, made[r] % depth])
+                        state[clocks * r] = max(state[clocks * r], ring[r, made[r] % depth])
             walk_step(step, durations, masks, candidate, state, sources, starts)
             if step.launch >= 0:
                 for r in range(ranks):
                     if sources[r] >= 0:
-                        ring[r, made[r] % depth] = state[CLOCKS * r + step.target]
+                        ring[r, made[r] % depth] = state[clocks * r + step.target]
                         made[r] += 1
         largest[iteration] = state.max()
         period = _repeats(largest, iteration)

@@ -1,6 +1,7 @@
 """A workload graph as flat steps on clocks: what the walk and the fold both execute.
 
-Every rank has four clocks: the host and the streams of `perfcore.graph.ops.Stream`. A step updates one
+Every rank has four clocks, the host and the streams of `perfcore.graph.ops.Stream`, and one more for each
+stream beyond. A step updates one
 clock per rank; `docs/architecture.md` lists the rules. Steps carry no candidate axis: durations and masks
 do, so that a thousand candidates share one list of steps.
 """
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from perfcore.errors import DesignError, UnsupportedError
 from perfcore.graph.kernels import Collective
-from perfcore.graph.ops import Op, Stream, WorkloadGraph
+from perfcore.graph.ops import Op, Stream, StreamId, WorkloadGraph
 from perfcore.graph.presence import Mask, Present, captured_streams, op_present
 from perfcore.overheads import OpOverheads, OverheadTable
 
@@ -29,6 +30,11 @@ CLOCKS = 4
 HOST_CLOCK = 0
 _OWN_MASKS = -2  # of a block whose steps carry their masks
 CLOCK_OF = {Stream.COMPUTE: 1, Stream.COMMUNICATION: 2, Stream.COPY: 3}
+
+
+def clock_of(stream: StreamId) -> int:
+    """The clock of a stream."""
+    return CLOCK_OF[stream] if isinstance(stream, Stream) else stream
 
 
 class Opcode(IntEnum):
@@ -57,7 +63,7 @@ STEP = np.dtype(
     [
         ("opcode", np.int8),
         ("target", np.int8),
-        ("awaited", np.int8),  # bit mask over clocks
+        ("awaited", np.int64),  # bit mask over clocks
         ("kind", np.int8),
         ("op", np.int32),
         ("launch", np.int32),  # row of `durations_us`, -1 where the step launches nothing
@@ -81,6 +87,7 @@ class Steps:
         op_names: by op index; a CUDA graph's launch is the last.
         launch_ops: op index of each launch.
         communicates: `(l,)`: the launch is a collective, or runs on the communication stream.
+        clocks: of each rank.
     """
 
     table: NDArray[Any]
@@ -89,6 +96,7 @@ class Steps:
     op_names: tuple[str, ...]
     launch_ops: tuple[int, ...]
     communicates: Mask
+    clocks: int = CLOCKS
 
     @property
     def num_candidates(self) -> int:
@@ -127,7 +135,8 @@ def compile_steps(graph: WorkloadGraph, durations_us: Sequence[Array], overheads
             encoder.add(op, captured=captured)
     if graph.captured_from is not None:
         encoder.close_graph(captured_streams(graph))
-    return encoder.steps(durations_us, num_ranks=graph.num_ranks)
+    steps = encoder.steps(durations_us, num_ranks=graph.num_ranks)
+    return replace(steps, clocks=1 + graph.num_streams)
 
 
 class Encoder:
@@ -157,21 +166,22 @@ class Encoder:
         )
         present = op_present(op)
         if all(x.present is True for x in launches):
-            self._append(_block(forms, op.waits, costs, gap, latency), op.name, self._mask(present))
+            block = _block(forms, op.waits, op.blocks_on, costs, gap, latency)
+            self._append(block, op.name, self._mask(present))
         else:
             by_launch = [x.present for x in launches]
-            block = self._masked_block(forms, op.waits, costs, (gap, latency), present, by_launch)
+            block = self._masked_block(forms, op, costs, (gap, latency), present, by_launch)
             self._append(block, op.name, _OWN_MASKS)
         self._launch_ops += [len(self._names) - 1] * len(launches)
         self._communicates += [form.collective or form.target == 2 for form in forms]
 
-    def open_graph(self, streams: Sequence[Stream]) -> None:
+    def open_graph(self, streams: Sequence[StreamId]) -> None:
         """The host comes to the graph's launch; the graph starts when the compute stream gets there."""
         steps = [_host(HostKind.T1, self._overheads.of(GRAPH_LAUNCH).t1_us)]
         steps += [_wait(s, Stream.COMPUTE) for s in streams]
         self._append(_records(steps), GRAPH_LAUNCH, -1)
 
-    def close_graph(self, streams: Sequence[Stream]) -> None:
+    def close_graph(self, streams: Sequence[StreamId]) -> None:
         """The launch call returns; the compute stream goes on when the whole graph has ended."""
         steps = [_host(HostKind.T4, self._overheads.graph_launch_us)]
         steps += [_wait(Stream.COMPUTE, s) for s in streams]
@@ -237,7 +247,7 @@ class Encoder:
     def _masked_block(
         self,
         forms: tuple[Form, ...],
-        waits: tuple[tuple[Stream, Stream], ...],
+        op: Op,
         costs: OpOverheads | None,
         gap_latency: tuple[float, float],
         present: Present,
@@ -246,7 +256,7 @@ class Encoder:
         """An op whose launches are absent here and there; where all are, it costs its time alone."""
         masks = [np.asarray(p) & np.asarray(present) for p in by_launch]
         some = reduce(np.logical_or, masks)
-        rows = [(_wait(s, q), present) for s, q in waits]
+        rows = [(_wait(s, q), present) for s, q in op.waits]
         if costs:
             rows.insert(0, (_host(HostKind.T1, costs.t1_us), present))
             rows += [(_host(HostKind.ALONE, costs.alone_us), np.asarray(present) & ~some)]
@@ -259,8 +269,9 @@ class Encoder:
             if costs:
                 rows.append((_host(HostKind.T4, costs.t4_us), mask))
             if form.blocks:
-                rows.append((_block_host(form), mask))
+                rows.append((_block_host(form.target), mask))
             before = before | mask
+        rows += [(_block_host(clock_of(s)), present) for s in op.blocks_on]
         if costs:
             rows.append((_host(HostKind.T3, costs.t3_us), some))
         block = _records([step for step, _ in rows])
@@ -279,25 +290,26 @@ class Form:
 
 
 @lru_cache(maxsize=1024)
-def _form(stream: Stream, after: tuple[Stream, ...], blocks: bool, collective: bool) -> Form:  # noqa: FBT001
-    awaited = sum({1 << CLOCK_OF[s] for s in after})
-    return Form(CLOCK_OF[stream], awaited, blocks, collective)
+def _form(stream: StreamId, after: tuple[StreamId, ...], blocks: bool, collective: bool) -> Form:  # noqa: FBT001
+    awaited = sum({1 << clock_of(s) for s in after})
+    return Form(clock_of(stream), awaited, blocks, collective)
 
 
 @lru_cache(maxsize=4096)
 def _block(
     forms: tuple[Form, ...],
-    waits: tuple[tuple[Stream, Stream], ...],
+    waits: tuple[tuple[StreamId, StreamId], ...],
+    blocks_on: tuple[StreamId, ...],
     costs: OpOverheads | None,
     gap_us: float,
     latency_us: float,
 ) -> NDArray[Any]:
-    """An op that runs whole: T1, waits, T2, launches with T4 and T5, T3; without host times if captured."""
+    """An op that runs whole: T1, waits, T2, launches with T4 and T5, blocking, T3; no host times if captured."""
     steps = [_wait(s, q) for s, q in waits]
     if costs:
         steps.insert(0, _host(HostKind.T1, costs.t1_us))
-        alone = _host(HostKind.ALONE, costs.alone_us)
-        steps.append(_host(HostKind.T2, costs.t2_us) if forms else alone)
+        if forms:
+            steps.append(_host(HostKind.T2, costs.t2_us))
     for number, form in enumerate(forms):
         if costs and number:
             steps.append(_host(HostKind.T5, costs.t5_us))
@@ -305,9 +317,10 @@ def _block(
         if costs:
             steps.append(_host(HostKind.T4, costs.t4_us))
         if form.blocks:
-            steps.append(_block_host(form))
-    if costs and forms:
-        steps.append(_host(HostKind.T3, costs.t3_us))
+            steps.append(_block_host(form.target))
+    steps += [_block_host(clock_of(s)) for s in blocks_on]
+    if costs:
+        steps.append(_host(HostKind.T3, costs.t3_us) if forms else _host(HostKind.ALONE, costs.alone_us))
     return _records(steps)
 
 
@@ -319,12 +332,12 @@ def _host(kind: HostKind, us: float) -> tuple[float, ...]:
     return (Opcode.HOST, HOST_CLOCK, 0, kind, 0, -1, -1, us, 0.0, 0.0)
 
 
-def _wait(waiting: Stream, awaited: Stream) -> tuple[float, ...]:
-    return (Opcode.WAIT, CLOCK_OF[waiting], 1 << CLOCK_OF[awaited], HostKind.NONE, 0, -1, -1, 0.0, 0.0, 0.0)
+def _wait(waiting: StreamId, awaited: StreamId) -> tuple[float, ...]:
+    return (Opcode.WAIT, clock_of(waiting), 1 << clock_of(awaited), HostKind.NONE, 0, -1, -1, 0.0, 0.0, 0.0)
 
 
-def _block_host(form: Form) -> tuple[float, ...]:
-    return (Opcode.BLOCK, HOST_CLOCK, 1 << form.target, HostKind.NONE, 0, -1, -1, 0.0, 0.0, 0.0)
+def _block_host(clock: int) -> tuple[float, ...]:
+    return (Opcode.BLOCK, HOST_CLOCK, 1 << clock, HostKind.NONE, 0, -1, -1, 0.0, 0.0, 0.0)
 
 
 def _launch(form: Form, number: int, gap_us: float, latency_us: float) -> tuple[float, ...]:

@@ -11,8 +11,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.graph.ops import Stream
-from perfcore.steps import CLOCK_OF, CLOCKS, HostKind, Opcode, Steps
+from perfcore.graph.ops import StreamId
+from perfcore.steps import HostKind, Opcode, Steps, clock_of
 from perfcore.walk import deciding_clocks
 
 Array = NDArray[np.float64]
@@ -66,8 +66,8 @@ class Timeline:
         host_us: `(n, r, 6)`: host time by `HostKind`, waiting left out.
         start_us: `(n, l, r)` by launch, NaN where it is absent; a collective starts when its rank arrives.
         end_us: `(n, l, r)`.
-        start_state_us: `(n, 4r)`: the clocks at the iteration's start.
-        critical_clock: `(n,)`: a clock on the critical cycle, as `4 * rank + clock`.
+        start_state_us: `(n, c * r)`: the clocks at the iteration's start.
+        critical_clock: `(n,)`: a clock on the critical cycle, as `c * rank + clock`.
     """
 
     steps: Steps
@@ -82,12 +82,12 @@ class Timeline:
         """`(n, r)`: host time of one kind."""
         return np.asarray(self.host_us[..., int(kind)])
 
-    def stream_busy_us(self, stream: Stream) -> Array:
+    def stream_busy_us(self, stream: StreamId) -> Array:
         """`(n, r)`: summed kernel time of a stream, a collective's wait for other ranks included."""
         clocks = np.zeros(len(self.steps.launch_ops), dtype=np.int8)
         launched = self.steps.table[self.steps.table["launch"] >= 0]
         clocks[launched["launch"]] = launched["target"]
-        return np.asarray(np.nansum((self.end_us - self.start_us)[:, clocks == CLOCK_OF[stream]], axis=1))
+        return np.asarray(np.nansum((self.end_us - self.start_us)[:, clocks == clock_of(stream)], axis=1))
 
     def device_active_us(self) -> Array:
         """`(n, r)`: time in which at least one kernel runs."""
@@ -174,16 +174,17 @@ def _lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int
     """From a clock at the iteration's end back to the clock at its start that decided it."""
     edges: list[Edge] = []
     columns = [steps.table[name].tolist() for name in ("target", "opcode", "op", "launch", "kind")]
-    rank, clock_of_rank = divmod(clock, CLOCKS)
+    clocks = steps.clocks
+    rank, clock_of_rank = divmod(clock, clocks)
     for target, source, opcode, op, launch, kind in _backwards(columns, sources.tolist()):
         if target != clock_of_rank or source[rank] < 0:
             continue
-        own, decided = CLOCKS * rank + target, source[rank]
+        own, decided = clocks * rank + target, source[rank]
         # A wait that waited for nothing is no edge.
         if launch >= 0 or opcode == Opcode.HOST or decided != own:
-            edges.append(Edge(op, rank, launch, HostKind(kind), _reason(opcode, decided, own, rank)))
-        rank, clock_of_rank = divmod(decided, CLOCKS)
-    return CLOCKS * rank + clock_of_rank, edges[::-1]
+            edges.append(Edge(op, rank, launch, HostKind(kind), _reason(opcode, decided, own, clocks)))
+        rank, clock_of_rank = divmod(decided, clocks)
+    return clocks * rank + clock_of_rank, edges[::-1]
 
 
 def _backwards(columns: list[list[int]], sources: list[list[int]]) -> Iterator[tuple[Any, ...]]:
@@ -191,13 +192,13 @@ def _backwards(columns: list[list[int]], sources: list[list[int]]) -> Iterator[t
     return zip(target[::-1], sources[::-1], opcode[::-1], op[::-1], launch[::-1], kind[::-1], strict=True)
 
 
-def _reason(opcode: int, source: int, own: int, rank: int) -> Reason:
+def _reason(opcode: int, source: int, own: int, clocks: int) -> Reason:
     if opcode == Opcode.HOST:
         return Reason.OPERATOR
     if opcode == Opcode.BLOCK:
         return Reason.BLOCKING
-    if opcode == Opcode.COLLECTIVE and source // CLOCKS != rank:
+    if opcode == Opcode.COLLECTIVE and source // clocks != own // clocks:
         return Reason.COLLECTIVE
-    if source % CLOCKS == 0:
+    if source % clocks == 0:
         return Reason.LAUNCH_DELAY
     return Reason.KERNEL_KERNEL if source == own else Reason.WAIT

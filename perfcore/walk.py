@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.steps import CLOCKS, Opcode
+from perfcore.steps import Opcode
 
 Array = NDArray[np.float64]
 
@@ -16,12 +16,12 @@ _HOST, _COLLECTIVE = int(Opcode.HOST), int(Opcode.COLLECTIVE)
 
 
 @numba.njit(cache=True)
-def arrival(step: Any, state: Array, rank: int) -> tuple[float, int]:
+def arrival(step: Any, state: Array, rank: int, clocks: int) -> tuple[float, int]:
     """When a launch could start on a rank, and the clock that decides it (ties: the target first)."""
-    base = CLOCKS * rank
+    base = clocks * rank
     source = base + step.target
     best = state[source] + step.gap_us
-    for clock in range(CLOCKS):
+    for clock in range(clocks):
         if step.awaited >> clock & 1 and state[base + clock] > best:
             best, source = state[base + clock], base + clock
     if state[base] + step.latency_us > best:
@@ -30,12 +30,12 @@ def arrival(step: Any, state: Array, rank: int) -> tuple[float, int]:
 
 
 @numba.njit(cache=True)
-def awaited_end(step: Any, state: Array, rank: int) -> tuple[float, int]:
+def awaited_end(step: Any, state: Array, rank: int, clocks: int) -> tuple[float, int]:
     """The value of a wait's target, and the clock that decides it (ties: the target)."""
-    base = CLOCKS * rank
+    base = clocks * rank
     source = base + step.target
     best = state[source]
-    for clock in range(CLOCKS):
+    for clock in range(clocks):
         if step.awaited >> clock & 1 and state[base + clock] > best:
             best, source = state[base + clock], base + clock
     return best, source
@@ -45,20 +45,21 @@ def awaited_end(step: Any, state: Array, rank: int) -> tuple[float, int]:
 def walk_step(
     step: Any, durations: Array, masks: Any, candidate: int, state: Array, sources: Any, starts: Array
 ) -> None:
-    """One step on `(4r,)` clocks; `sources`, `starts` `(r,)`: deciding clock (-1: not taken), arrival."""
+    """One step on `(c * r,)` clocks; `sources`, `starts` `(r,)`: deciding clock (-1: not taken), arrival."""
+    clocks = len(state) // len(sources)
     last, first_arrival, transfer = -1, -np.inf, 0.0
     for r in range(len(sources)):
         sources[r] = -1
         if step.mask >= 0 and not masks[step.mask, candidate, r]:
             continue
-        at = CLOCKS * r + step.target
+        at = clocks * r + step.target
         if step.opcode == _HOST:
             sources[r] = at
             state[at] += step.us
         elif step.launch < 0:
-            state[at], sources[r] = awaited_end(step, state, r)
+            state[at], sources[r] = awaited_end(step, state, r, clocks)
         else:
-            starts[r], sources[r] = arrival(step, state, r)
+            starts[r], sources[r] = arrival(step, state, r, clocks)
             us = durations[step.launch, candidate, r]
             state[at] = starts[r] + us
             if step.opcode == _COLLECTIVE:
@@ -68,12 +69,12 @@ def walk_step(
     if last >= 0:
         for r in range(len(sources)):
             if sources[r] >= 0:
-                state[CLOCKS * r + step.target], sources[r] = first_arrival + transfer, last
+                state[clocks * r + step.target], sources[r] = first_arrival + transfer, last
 
 
 @numba.njit(cache=True)
 def deciding_clocks(table: Any, durations: Array, masks: Any, candidate: int, state: Array) -> Any:
-    """`(S, r)`: the clock `4 * rank + clock` that decided each step, -1 where it is not taken."""
+    """`(S, r)`: the clock `clocks * rank + clock` that decided each step, -1 where it is not taken."""
     sources = np.full((len(table), durations.shape[2]), -1, dtype=np.int64)
     walked, starts = state.copy(), np.empty(durations.shape[2])
     for i in range(len(table)):

@@ -285,6 +285,14 @@ class Collective:
     local_world_size: Dim
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredKernel:
+    """A kernel of a trace whose work is not known: its name and how long it ran."""
+
+    name: str
+    us: Dim
+
+
 Kernel: TypeAlias = (
     Gemm
     | Elementwise
@@ -301,6 +309,7 @@ Kernel: TypeAlias = (
     | Memcpy
     | Memset
     | Collective
+    | MeasuredKernel
 )
 
 

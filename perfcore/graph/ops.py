@@ -25,6 +25,8 @@ class Stream(StrEnum):
     COPY = "copy"
 
 
+# A stream of its own number, from 4 on, where a traced program has more than three.
+StreamId: TypeAlias = "Stream | int"
 Shape: TypeAlias = "tuple[float | NDArray[np.float64], ...]"
 
 
@@ -49,8 +51,8 @@ class Launch:
     """
 
     kernel: Kernel
-    stream: Stream = Stream.COMPUTE
-    after: tuple[Stream, ...] = ()
+    stream: StreamId = Stream.COMPUTE
+    after: tuple[StreamId, ...] = ()
     blocks: bool = False
     present: NDArray[np.bool_] | bool = True
 
@@ -68,6 +70,7 @@ class Op:
         present: False (broadcasting to `(..., r)`) where the op does not run at all: an absent layer.
         continues: the host is still inside the op before, whose T3 was charged too early: T5 minus T3 stands
             in place of T1 and T2. So one op whose launches depend on many axes can be spread over regions.
+        blocks_on: streams whose end the host waits for after the op's launches (`cudaStreamSynchronize`).
         phase: which part of the iteration, for reports: `forward`, `backward`, `optimizer`, ...
         module: which part of the model, for reports: `bottom_mlp`, `embedding`, ...
     """
@@ -75,9 +78,10 @@ class Op:
     name: str
     launches: tuple[Launch, ...] = ()
     leaves: tuple[Leaf, ...] = ()
-    waits: tuple[tuple[Stream, Stream], ...] = ()
+    waits: tuple[tuple[StreamId, StreamId], ...] = ()
     present: NDArray[np.bool_] | bool = True
     continues: bool = False
+    blocks_on: tuple[StreamId, ...] = ()
     phase: str = ""
     module: str = ""
 
@@ -98,11 +102,13 @@ class WorkloadGraph:
         regions: in order.
         num_ranks: size of the rank axis `r`.
         captured_from: regions from this index on are captured in one CUDA graph; `None` without one.
+        num_streams: on each device; more than three where streams have numbers of their own.
     """
 
     regions: tuple[Region, ...]
     num_ranks: int = 1
     captured_from: int | None = None
+    num_streams: int = len(Stream)
 
     def ops(self) -> Iterator[Op]:
         """All ops in program order."""

@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.graph.kernels import Bucket, Kernel
-from perfcore.graph.ops import Op, Stream, WorkloadGraph
+from perfcore.graph.ops import Op, Stream, StreamId, WorkloadGraph
 
 Mask: TypeAlias = "NDArray[np.bool_]"
 Present: TypeAlias = "Mask | bool"
 
 
-def captured_streams(graph: WorkloadGraph) -> tuple[Stream, ...]:
+def captured_streams(graph: WorkloadGraph) -> tuple[StreamId, ...]:
     """Streams that the captured part uses."""
     used = {
         x.stream for region in graph.regions[graph.captured_from :] for op in region.ops for x in op.launches
     }
-    return tuple(sorted(used, key=list(Stream).index))
+    return tuple(sorted(used, key=lambda s: list(Stream).index(s) if isinstance(s, Stream) else s))
 
 
 def op_present(op: Op) -> Present:
