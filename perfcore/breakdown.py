@@ -67,7 +67,6 @@ def path_pieces(
     steps = [
         ("host" if launch < 0 else _resource(kernels[launch]), by_index.get(op), us)
         for op, launch, us in edge_us
-        if us > 0
     ]
     pieces = []
     for (resource, part), group in groupby(steps, key=lambda step: (step[0], _part(step[1]))):

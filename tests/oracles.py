@@ -72,11 +72,12 @@ def _iterate(graph, durations_us, overheads, candidate, h, clock):
             made = {r: [x for x in op.launches if _at(x.present, candidate, r)] for r in here}
             for r in here:
                 if not captured:
-                    h[r] += cost.t1_us
+                    # Still inside the op before: the gap between launches, less the end charged too early.
+                    h[r] += cost.t5_us - cost.t3_us if op.continues else cost.t1_us
                 for waiting, awaited in op.waits:
                     clock[r][waiting] = max(clock[r][waiting], clock[r][awaited])
                 if not captured:
-                    h[r] += cost.t2_us if made[r] else cost.alone_us
+                    h[r] += (0.0 if op.continues else cost.t2_us) if made[r] else cost.alone_us
             for launch in op.launches:
                 on = [r for r in here if launch in made[r]]
                 gap = overheads.graph_gap_us if captured else overheads.kernel_gap_us

@@ -57,7 +57,7 @@ def explain(
     prediction = predictor.predict(loaded)
     effects = what_if(prediction.graph, prediction.timeline.steps, predictor.profile.overheads)
     if timeline is not None:
-        timeline.write_text(json.dumps(trace_events(prediction)), encoding="utf-8")
+        _write(timeline, json.dumps(trace_events(prediction)))
     if as_json:
         entry = to_json(loaded, prediction)
         entry["what_if"] = [
@@ -135,6 +135,15 @@ def path_json(prediction: Prediction) -> list[dict[str, Any]]:
         {"resource": piece.resource, "part": piece.part, "ops": list(piece.ops), "ms": piece.us / 1e3}
         for piece in prediction.path_pieces
     ]
+
+
+def _write(path: Path, text: str) -> None:
+    from dse.errors import StorageError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise StorageError(f"{path} cannot be written: {err.strerror or err}.") from err
 
 
 def _load(path: Path, overrides: list[str] | None, profile: str | None) -> tuple[Design, Predictor]:

@@ -1,0 +1,60 @@
+"""The studies' stored results are what the engine gives today."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+STUDIES = Path("studies")
+
+
+def load(study: str) -> tuple[ModuleType, dict[str, Any]]:
+    path = STUDIES / study / "run.py"
+    spec = importlib.util.spec_from_file_location(f"study_{study}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, json.loads((path.parent / "results.json").read_text())
+
+
+def assert_same(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
+    assert len(got) == len(want)
+    for row, stored in zip(got, want, strict=True):
+        for key, value in stored.items():
+            expected = pytest.approx(value, rel=0.01, abs=0.2) if isinstance(value, float) else value
+            assert row[key] == expected, (row, key)
+
+
+def test_published_workloads() -> None:
+    module, stored = load("published_workloads")
+    rows = module.predict_rows()
+    assert_same(rows, stored["rows"])
+    assert_same(list(module.summary(rows).values()), list(stored["summary"].values()))
+
+
+def test_fused_embeddings() -> None:
+    module, stored = load("fused_embeddings")
+    rows = module.sweep()
+    assert_same(rows, stored["rows"])
+    assert_same(module.answers(rows), stored["speedups"])
+
+
+def test_errors_are_those_of_the_method() -> None:
+    module, _ = load("published_workloads")
+    assert module.mape([10.0, -20.0]) == 15.0
+    assert module.gmae([10.0, -40.0]) == pytest.approx(20.0, abs=0.2)
+    assert module.gmae([0.0]) == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("study", sorted(p.parent.name for p in STUDIES.glob("*/run.py")))
+def test_a_study_says_what_it_asks_and_how_to_repeat_it(study: str) -> None:
+    text = (STUDIES / study / "README.md").read_text()
+    assert f"python studies/{study}/run.py" in text
+    assert "figure.svg" in text
+    assert (STUDIES / study / "figure.svg").is_file()
