@@ -42,11 +42,18 @@ def predict_rows() -> list[dict[str, Any]]:
                     "predicted_ms": round(p.iteration_time_us / 1e3, 4),
                     "error_pct": round(100 * (p.iteration_time_us / 1e3 / measured_ms - 1), 2),
                     "published_error_pct": float(row["published_error_pct"]),
-                    "device_active_ms": round(p.device_active_us / 1e3, 4),
+                    "active_ms": round(p.device_active_us / 1e3, 4),
+                    "measured_active_ms": active_ms(row),
                     "bound_by": p.bound_by,
                 }
             )
     return rows
+
+
+def active_ms(row: dict[str, str]) -> float | None:
+    """Measured time in which a kernel ran, where its share was published."""
+    share = row["measured_active_share"]
+    return round(float(row["measured_ms"]) * float(share), 4) if share else None
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -94,13 +101,16 @@ def draw(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Print the table, write `results.json` and the figure."""
     rows = predict_rows()
-    print(
-        f"{'device':16s} {'design':14s} {'batch':>6s} {'measured':>9s} {'predicted':>9s} {'error %':>8s} {'published':>9s}"
+    columns = (
+        "device           design          batch  measured predicted  error % published    active predicted"
     )
+    print(columns)
     for r in rows:
+        active = "" if r["measured_active_ms"] is None else f"{r['measured_active_ms']:9.2f}"
         print(
             f"{r['device']:16s} {r['design']:14s} {r['global_batch']:6d} {r['measured_ms']:9.2f} "
-            f"{r['predicted_ms']:9.2f} {r['error_pct']:8.1f} {r['published_error_pct']:9.1f}"
+            f"{r['predicted_ms']:9.2f} {r['error_pct']:8.1f} {r['published_error_pct']:9.1f} "
+            f"{active:>9s} {r['active_ms']:9.2f}"
         )
     totals = summary(rows)
     for device, total in totals.items():
