@@ -151,7 +151,7 @@ class Predictor:
         durations_us = self.cost.predict_us([resolve(launch.kernel) for launch in graph.launches()])
         timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
         feed_us = np.array([_feed_us(d) for d in designs])
-        return np.maximum(timeline.iteration_time_us, feed_us)
+        return np.asarray(np.maximum(timeline.iteration_time_us, feed_us))
 
     def _explained(
         self, design: Design, graph: WorkloadGraph, kernels: Sequence[Kernel], timeline: Timeline

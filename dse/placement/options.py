@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -11,15 +13,19 @@ from numpy.typing import NDArray
 
 from dse.placement.cost import Pieces, ShardCost
 from perfcore.design.design import Design
+from perfcore.design.hardware import System
 from perfcore.design.model import Model
 from perfcore.design.sharding import ShardingPlan, ShardingType, Shards
-from perfcore.graph.dims import Dims, dims_of, structure_of
+from perfcore.design.training import Fusion, Training
+from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Total
 from perfcore.memory import embedding_bytes, memory_terms
 
 T = TypeVar("T", bound=np.generic)
 Array: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+
+ALL_KINDS: frozenset[ShardingType] = frozenset(ShardingType)
 
 
 class Policy(StrEnum):
@@ -86,10 +92,16 @@ class _Split:
     count: int
 
 
-def instance_of(design: Design, policy: Policy, cost: ShardCost) -> Instance:
-    """The options that a policy leaves to each table of a design; the design's own plan does not matter."""
+def instance_of(
+    design: Design, policy: Policy, cost: ShardCost, *, kinds: Set[ShardingType] = ALL_KINDS
+) -> Instance:
+    """The options that a policy leaves to each table of a design; the design's own plan does not matter.
+
+    `kinds` are those that `AUTO` may use beside whole tables.
+    """
     ranks, local = design.system.world_size, design.system.local_world_size
-    splits = [s for t in range(len(design.model.tables)) for s in _splits(design, t, policy)]
+    dims = design.model.table_dims
+    splits = [s for t, dim in enumerate(dims) for s in _splits(design, t, dim, policy, kinds)]
     loads = _loads(design.model, splits, cost)
     if policy is Policy.DATA_PARALLEL_SMALL and ranks > 1:
         keep = _cheaper_of_two(splits, loads, ranks)
@@ -102,18 +114,18 @@ def instance_of(design: Design, policy: Policy, cost: ShardCost) -> Instance:
         count=np.array([s.count for s in splits], dtype=np.int64),
         load_us=loads,
         bytes=_bytes(design, splits),
-        capacity_bytes=_capacity_bytes(design),
+        capacity_bytes=_without_tables(design.model, design.training, design.fusion, design.system)[2],
         num_ranks=ranks,
         ranks_per_host=local,
     )
 
 
-def _splits(design: Design, table: int, policy: Policy) -> list[_Split]:
+def _splits(design: Design, table: int, dim: int, policy: Policy, kinds: Set[ShardingType]) -> list[_Split]:
     ranks, local = design.system.world_size, design.system.local_world_size
     whole = _Split(table, ShardingType.TABLE_WISE, 1)
     if ranks == 1:
         return [whole]
-    rows, dim = design.model.tables[table].num_embeddings, design.model.table_dims[table]
+    rows = design.model.tables[table].num_embeddings
     columns = [_Split(table, ShardingType.COLUMN_WISE, k) for k in _halvings(min(ranks, dim))]
     row_wise = [_Split(table, ShardingType.ROW_WISE, ranks)] if rows >= ranks else []
     on_host = [_Split(table, ShardingType.TABLE_ROW_WISE, local)] if rows >= local > 1 else []
@@ -133,7 +145,8 @@ def _splits(design: Design, table: int, policy: Policy) -> list[_Split]:
             return [whole, *copies]
         case Policy.AUTO:
             # On one machine table_row_wise is row_wise.
-            return [whole, *columns, *row_wise, *(on_host if ranks > local else []), *copies]
+            ways = [*columns, *row_wise, *(on_host if ranks > local else []), *copies]
+            return [whole, *(way for way in ways if way.kind in kinds)]
 
 
 def _halvings(most: int) -> list[int]:
@@ -162,20 +175,19 @@ def _loads(model: Model, splits: list[_Split], cost: ShardCost) -> Array:
 
 
 def _pieces(model: Model, splits: list[_Split]) -> Pieces:
-    tables = [model.tables[s.table] for s in splits]
+    tables, dims = [model.tables[s.table] for s in splits], model.table_dims
     by_row = [_where(s.kind) is not Where.ANY and s.kind is not ShardingType.DATA_PARALLEL for s in splits]
     return Pieces(
         rows=np.array([float(t.num_embeddings) for t in tables]),
-        dim=np.array([float(_columns(model, s)) for s in splits]),
+        dim=np.array([float(_columns(dims[s.table], s)) for s in splits]),
         pooling=np.array([t.pooling_factor for t in tables]),
         skew=np.array([t.skew for t in tables]),
         parts=np.array([float(s.count) if b else 1.0 for s, b in zip(splits, by_row, strict=True)]),
     )
 
 
-def _columns(model: Model, split: _Split) -> int:
-    """Columns of the widest shard."""
-    dim = model.table_dims[split.table]
+def _columns(dim: int, split: _Split) -> int:
+    """Columns of the widest shard of a table of `dim` columns."""
     return -(-dim // split.count) if split.kind is ShardingType.COLUMN_WISE else dim
 
 
@@ -196,10 +208,10 @@ def _bytes(design: Design, splits: list[_Split]) -> Array:
         row_split=_alone(row_split),
         replicated=_alone(replicated),
     )
-    dims = dims_of([_unplaced(design)])
+    dims, structure, _ = _without_tables(design.model, design.training, design.fusion, design.system)
     names = {name: getattr(dims, name) for name in Dims.__dataclass_fields__}
     one_each = Dims(**names | {"shards": shards})
-    return embedding_bytes(one_each, structure_of(design))[:, 0]
+    return embedding_bytes(one_each, structure)[:, 0]
 
 
 def _alone(values: NDArray[T]) -> NDArray[T]:
@@ -207,17 +219,16 @@ def _alone(values: NDArray[T]) -> NDArray[T]:
     return values[:, None, None]
 
 
-def _capacity_bytes(design: Design) -> float:
-    """Device memory less what every rank needs whatever the placement."""
-    terms = memory_terms(dims_of([_unplaced(design)]), structure_of(design))
+@lru_cache(maxsize=8)
+def _without_tables(
+    model: Model, training: Training, fusion: Fusion, system: System
+) -> tuple[Dims, Structure, float]:
+    """A design's dims and structure, and device memory less what every rank needs whatever the placement."""
+    design = Design(model, training, fusion, ShardingPlan.on_one_rank(model), system)
+    dims, structure = dims_of([design]), structure_of(design)
+    terms = memory_terms(dims, structure)
     needed = (t.value() if isinstance(t, Total) else t for name, t in terms.items() if name != "embedding")
-    return design.system.device.hbm_bytes - float(sum(v.item() for v in needed))
-
-
-def _unplaced(design: Design) -> Design:
-    return Design(
-        design.model, design.training, design.fusion, ShardingPlan.on_one_rank(design.model), design.system
-    )
+    return dims, structure, system.device.hbm_bytes - float(sum(v.item() for v in needed))
 
 
 def _cheaper_of_two(splits: list[_Split], loads: Array, ranks: int) -> list[int]:

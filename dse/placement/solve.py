@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from dse.errors import NoFeasibleCandidateError, SpaceError
 from dse.placement.cost import AnalyticCost, ShardCost
-from dse.placement.options import Instance, Policy, Where, instance_of
+from dse.placement.options import ALL_KINDS, Instance, Policy, Where, instance_of
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
@@ -89,6 +90,7 @@ def place(
     *,
     policy: str,
     fusion: Fusion | None = None,
+    kinds: Set[ShardingType] = ALL_KINDS,
     cost: ShardCost | None = None,
     seed: int = 0,
 ) -> Placement:
@@ -103,6 +105,7 @@ def place(
         system: ranks, memory and links.
         policy: a `Policy` by name.
         fusion: per-table embeddings keep sparse gradients; the default is table-batched.
+        kinds: sharding types that the policy `auto` may use beside whole tables.
         cost: what a shard costs; by default traffic over data-sheet bandwidths.
         seed: of the restarts.
 
@@ -115,7 +118,7 @@ def place(
     """
     chosen = _policy(policy)
     design = Design(model, training, fusion or Fusion(), ShardingPlan.on_one_rank(model), system)
-    instance = instance_of(design, chosen, cost or AnalyticCost(training, system))
+    instance = instance_of(design, chosen, cost or AnalyticCost(training, system), kinds=kinds)
     solution = solve(instance, seed=seed)
     return _placement(design, instance, solution)
 

@@ -14,7 +14,7 @@ from dse.config import dump_design
 from dse.constraints import margins_of
 from dse.grid import Grid, grid_of
 from dse.objective import metrics_of, objective_values
-from dse.placement import plan_for
+from dse.placement import Planner
 from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
@@ -62,7 +62,7 @@ class SpaceEvaluator:
     def __init__(self, config: StudyConfig, profile: Profile) -> None:
         """Build the tables."""
         self._config = config
-        self.times = BulkTimes(config.space, profile, remembered(plan_for))
+        self.times = BulkTimes(config.space, profile, remembered(Planner(profile)))
         self._quality: QualityModel | None = quality_model(config.quality)
 
     def evaluate(self, codes: Codes) -> Evaluation:
@@ -126,7 +126,7 @@ class SpacePricing:
 
     @cached_property
     def _place(self) -> Place:
-        return remembered(plan_for)
+        return remembered(Planner(self._loaded))
 
 
 def pricing_of(config: StudyConfig, source: str | None) -> SpacePricing:

@@ -32,8 +32,10 @@ def distinct_rows(lookups: Array, rows: Array, skew: Array) -> Array:
         Expected distinct rows, at most `min(lookups, rows)`.
     """
     x, e, s = (np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew))
-    share, count = _ranks(e, s)
-    return np.minimum(_distinct(x, share, count), np.minimum(x, e))
+    out, busy = np.zeros(x.shape), (x > 0) & (e > 0)
+    x, e, s = x[busy], e[busy], s[busy]
+    out[busy] = np.minimum(_distinct(x, *_ranks(e, s)), np.minimum(x, e))
+    return out
 
 
 def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Array:
@@ -44,7 +46,9 @@ def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Ar
     x, e, s, c = (
         np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew, cached_rows)
     )
-    share, count = _ranks(e, s)
+    out, busy = np.zeros(x.shape), (x > 0) & (e > 0)  # a rank has no shard of most tables
+    x, c = x[busy], c[busy]
+    share, count = _ranks(e[busy], s[busy])
     horizon = np.array(x)
     evicts = _distinct(x, share, count) > c
     horizon[evicts] = _characteristic(x[evicts], c[evicts], share[evicts], count[evicts])
@@ -52,13 +56,13 @@ def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Ar
     inside = np.minimum(x, horizon)
     rate_after = (count * share * np.exp(-share * horizon[..., None])).sum(axis=-1)
     misses = _distinct(inside, share, count) + np.maximum(x - horizon, 0.0) * rate_after
-    rate = np.clip(1.0 - misses / np.maximum(x, 1e-300), 0.0, 1.0)
-    return np.where((x > 0) & (e > 0), rate, 0.0)
+    out[busy] = np.clip(1.0 - misses / x, 0.0, 1.0)
+    return out
 
 
 def _ranks(rows: Array, skew: Array) -> tuple[Array, Array]:
     """Probability of a row and number of such rows, `(..., nodes)` each."""
-    e = np.maximum(rows, 1.0)[..., None]
+    e = rows[..., None]
     head = np.arange(1, _EXACT_RANKS + 1, dtype=np.float64)
     head_count = np.clip(e - head + 1.0, 0.0, 1.0)
     low = np.log(_EXACT_RANKS + 0.5)
@@ -68,7 +72,7 @@ def _ranks(rows: Array, skew: Array) -> tuple[Array, Array]:
     rank = np.concatenate([np.broadcast_to(head, (*rows.shape, len(head))), tail], axis=-1)
     count = np.concatenate([head_count, tail_count], axis=-1)
     weight = rank ** -skew[..., None]
-    return weight / (count * weight).sum(axis=-1, keepdims=True), count * (rows > 0)[..., None]
+    return weight / (count * weight).sum(axis=-1, keepdims=True), count
 
 
 def _distinct(x: Array, share: Array, count: Array) -> Array:

@@ -148,12 +148,12 @@ def test_every_table_is_placed_once_and_the_memory_is_that_of_perfcore(
 
 @given(rows_lists, st.sampled_from([2, 4, 8]), st.sampled_from([1.0, 40.0]))
 @settings(deadline=None, max_examples=20)
-def test_auto_is_no_worse_than_any_single_policy(rows: list[int], ranks: int, pooling: float) -> None:
+def test_auto_loads_no_more_than_any_single_policy(rows: list[int], ranks: int, pooling: float) -> None:
     m = model(rows, dim=64, pooling=pooling)
     loads = {
         policy: place(m, Training(1920), system(ranks), policy=policy).load_us.max() for policy in Policy
     }
-    assert loads[Policy.AUTO] <= min(loads.values()) * 1.02
+    assert loads[Policy.AUTO] <= min(loads.values()) * 1.05
 
 
 def test_same_seed_same_plan() -> None:
