@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.bulk_kernel import evaluate
+from perfcore.bulk_kernel import evaluate, grouped
+from perfcore.bulk_program import new_block
 from perfcore.cost.model import CostModel
 from perfcore.errors import DesignError
 from perfcore.graph.dims import Dims, Structure
@@ -32,7 +33,6 @@ Array = NDArray[np.float64]
 MemoryTerms: TypeAlias = Callable[[Dims, Structure], Mapping[str, "Array | Total"]]
 
 MAX_ENTRIES = 4096
-CHUNK = 16384  # candidates whose codes stay in cache while they are priced structure by structure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,37 +137,35 @@ class BulkTables:
     def evaluate(self, structure_index: NDArray[Any], codes: NDArray[Any]) -> BulkResult:
         """As `BulkPredictor.evaluate`."""
         structures, codes = np.asarray(structure_index), np.ascontiguousarray(codes)
-        self._check(structures, codes)
+        self._check_shape(structures, codes)
         time_us, hbm_bytes = np.empty(len(codes)), np.empty(len(codes))
-        for begin in range(0, len(codes), CHUNK):
-            part = slice(begin, begin + CHUNK)
-            order = np.argsort(structures[part].astype(np.int32), kind="stable")
-            evaluate(
-                self._programs,
-                order,
-                structures[part],
-                codes[part],
-                self._ranks,
-                time_us[part],
-                hbm_bytes[part],
-            )
+        block = new_block(
+            axes=len(self._sizes),
+            keys=len(self._programs.key_term_bounds) - 1,
+            ranks=self._ranks,
+            slots=self._programs.slots,
+        )
+        order, bounds = grouped(structures, self._structures)
+        sizes = np.array(self._sizes, dtype=np.int64)
+        if not evaluate(self._programs, order, bounds, codes, sizes, block, time_us, hbm_bytes):
+            self._refuse(codes)
         return BulkResult(time_us, hbm_bytes)
 
-    def _check(self, structures: NDArray[Any], codes: NDArray[Any]) -> None:
+    def _check_shape(self, structures: NDArray[Any], codes: NDArray[Any]) -> None:
         if codes.shape != (len(structures), len(self._sizes)):
             raise DesignError(
                 f"`codes` must be (n, k) = ({len(structures)}, {len(self._sizes)}), but has {codes.shape}."
             )
-        if len(codes) == 0:
-            return
+        if len(codes) and not 0 <= structures.min() <= structures.max() < self._structures:
+            raise DesignError(
+                f"`0 <= structure < {self._structures}` must hold, but got {structures.min()} to {structures.max()}."
+            )
+
+    def _refuse(self, codes: NDArray[Any]) -> None:
         for axis, size in enumerate(self._sizes):
             low, high = int(codes[:, axis].min()), int(codes[:, axis].max())
             if low < 0 or high >= size:
                 raise DesignError(f"`0 <= code < {size}` must hold on axis {axis}, but got {low} to {high}.")
-        if structures.min() < 0 or structures.max() >= self._structures:
-            raise DesignError(
-                f"`0 <= structure < {self._structures}` must hold, but got {structures.min()} to {structures.max()}."
-            )
 
 
 def grid_sizes(dims: Dims) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The inner loop of bulk prediction: runs each candidate's program of gathered segments."""
+"""The inner loop of bulk prediction: places, memory, deciding ranks and iteration time, block by block."""
 
 from __future__ import annotations
 
@@ -8,326 +8,214 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.curves import at
-from perfcore.instructions import COLUMNS, Instruction
+from perfcore.bulk_program import BLOCK, FAST, Block, run
+from perfcore.bulk_vector import multiply
 from perfcore.maxplus import cycle_mean
 from perfcore.steps import CLOCKS
 
 Array = NDArray[np.float64]
 
-# No NaN arises: -inf is only ever added to what is finite or -inf. So maxima compile to single instructions.
-FAST = {"nnan", "nsz"}
+AGREEMENT = 2e-7  # of two bounds of an eigenvalue in float32
 
 
-_KIND, _KEY, _OFFSET, _LENGTH, _TARGET, _AWAITED, _COLLECTIVE, _COUNT, _EXPONENT, _POINTS = range(
-    len(COLUMNS)
-)
-_LOCAL, _RANKED, _JOINT = int(Instruction.LOCAL), int(Instruction.RANKED), int(Instruction.JOINT)
-_CLEAR, _ADD, _OPEN = int(Instruction.CLEAR), int(Instruction.ADD), int(Instruction.OPEN)
-_FILL, _GUARD, _CURVE = int(Instruction.FILL), int(Instruction.GUARD), int(Instruction.CURVE)
+@numba.njit(cache=True)
+def grouped(structures: Any, count: int) -> Any:
+    """`(n,)` candidates by structure, in order within each, and `(s + 1,)` where each structure begins."""
+    bounds = np.zeros(count + 1, dtype=np.int64)
+    for s in structures:
+        bounds[s + 1] += 1
+    for s in range(count):
+        bounds[s + 1] += bounds[s]
+    order, after = np.empty(len(structures), dtype=np.int64), bounds[:-1].copy()
+    for i, s in enumerate(structures):
+        order[after[s]] = i
+        after[s] += 1
+    return order, bounds
 
 
 @numba.njit(cache=True, fastmath=FAST)
 def evaluate(
-    programs: Any, order: Any, structures: Any, codes: Any, ranks: int, time_us: Array, hbm_bytes: Array
-) -> None:
-    """Iteration time and memory of every candidate: `structures` `(n,)`, `codes` `(n, a)`.
+    programs: Any,
+    order: Any,
+    bounds: Any,
+    codes: Any,
+    sizes: Any,
+    block: Block,
+    time_us: Array,
+    hbm_bytes: Array,
+) -> bool:
+    """Iteration time and memory of every candidate.
 
-    `order` says which comes first: those of one structure together keep its program and tables in cache.
+    Args:
+        programs: of all structures.
+        order: candidates by structure, as `grouped` gives them.
+        bounds: likewise.
+        codes: `(n, a)`.
+        sizes: `(a,)` of the grid's axes.
+        block: working memory.
+        time_us: `(n,)`, filled in.
+        hbm_bytes: `(n,)`, filled in.
+
+    Returns:
+        Whether all codes are on the grid; the first that is not ends the work.
     """
-    index = np.zeros(len(programs.key_term_bounds) - 1, dtype=np.int64)
-    alive, dominators = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.uint64)
-    size = CLOCKS * ranks
-    cells, path = np.empty(size * size, dtype=np.float32), np.empty((size + 1) * size, dtype=np.float32)
-    pending, by_rank = np.empty((CLOCKS, CLOCKS), dtype=np.float32), np.empty(ranks)
-    buckets, us = np.empty((programs.slots, 4)), np.empty(ranks)
-    square = cells[: CLOCKS * CLOCKS].reshape(CLOCKS, CLOCKS)
-    short = path[: (CLOCKS + 1) * CLOCKS].reshape(CLOCKS + 1, CLOCKS)
-    for i in order:
-        s = structures[i]
-        for u in range(programs.key_bounds[s], programs.key_bounds[s + 1]):
-            key = programs.keys[u]
-            place = 0
-            for v in range(programs.key_term_bounds[key], programs.key_term_bounds[key + 1]):
-                place += codes[i, programs.key_terms[v, 0]] * programs.key_terms[v, 1]
-            index[key] = place
-        hbm_bytes[i] = _memory(programs, s, index, by_rank)
-        count = _survivors(programs, s, index, dominators, alive)
-        if count == 1:
-            _run_single(programs, s, index, alive[0], square, buckets)
-            time_us[i] = _cycle_mean_square(square, short)
-            continue
-        used = CLOCKS * count
-        state = cells[: used * used].reshape(used, used)
-        walks = path[: (used + 1) * used].reshape(used + 1, used)
-        _run_joint(programs, s, index, alive[:count], state, pending, buckets, us)
-        time_us[i] = cycle_mean(state, walks)
+    dominators = np.empty(block.alive.shape[1], dtype=np.uint64)
+    for s in range(len(bounds) - 1):
+        for begin in range(bounds[s], bounds[s + 1], BLOCK):
+            members = order[begin : min(begin + BLOCK, bounds[s + 1])]
+            if not _read(codes, members, sizes, block.columns):
+                return False
+            _place(programs, s, len(members), block)
+            _weigh(programs, s, block, members, hbm_bytes)
+            _decide(programs, s, block, len(members), dominators)
+            _iterate(programs, s, block, members, time_us)
+    return True
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _cycle_mean_square(matrix: Any, walks: Any) -> float:
-    """`cycle_mean` of a `(4, 4)` matrix with a finite diagonal, so every walk is finite."""
-    for i in range(CLOCKS):
-        walks[0, i] = np.float32(0.0)
-    for length in range(CLOCKS):
-        a, b, c, d = walks[length, 0], walks[length, 1], walks[length, 2], walks[length, 3]
-        for i in range(CLOCKS):
-            walks[length + 1, i] = max(
-                max(matrix[i, 0] + a, matrix[i, 1] + b), max(matrix[i, 2] + c, matrix[i, 3] + d)
-            )
-    mean = -np.inf
-    for i in range(CLOCKS):
-        last = np.float64(walks[CLOCKS, i])
-        half, third = (last - walks[2, i]) * 0.5, (last - walks[1, i]) * (1.0 / 3.0)
-        mean = max(mean, min(min(last * 0.25, third), min(half, last - walks[3, i])))
-    return mean
+def _read(codes: Any, members: Any, sizes: Any, columns: Any) -> bool:
+    """The members' codes, one axis a row; whether all are on the grid."""
+    sound = True
+    for j in range(len(members)):
+        for axis in range(len(sizes)):
+            code = codes[members[j], axis]
+            columns[axis, j] = code
+            sound &= (code >= 0) & (code < sizes[axis])
+    return sound
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _memory(programs: Any, structure: int, index: Any, by_rank: Array) -> float:
-    by_rank[:] = 0.0
-    shared = 0.0
-    ranks = len(by_rank)
+def _place(programs: Any, structure: int, count: int, block: Block) -> None:
+    """Where the block's candidates lie in the tables of the structure's keys."""
+    begin, end = programs.key_bounds[structure], programs.key_bounds[structure + 1]
+    for u in range(begin, end):
+        key, places = programs.keys[u], block.places[u - begin]
+        block.position[key] = u - begin
+        for j in range(count):
+            places[j] = 0
+        for v in range(programs.key_term_bounds[key], programs.key_term_bounds[key + 1]):
+            column, stride = block.columns[programs.key_terms[v, 0]], np.int32(programs.key_terms[v, 1])
+            for j in range(count):
+                places[j] += column[j] * stride
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _weigh(programs: Any, structure: int, block: Block, members: Any, hbm_bytes: Array) -> None:
+    """Bytes of the fullest rank."""
+    held, values = block.held, programs.values
+    ranks = held.shape[1]
+    for j in range(len(members)):
+        for r in range(ranks):
+            held[j, r] = 0.0
     for z in range(programs.memory_bounds[structure], programs.memory_bounds[structure + 1]):
-        place, offset = index[programs.memory_rows[z, 0]], programs.memory_rows[z, 1]
-        if programs.memory_rows[z, 2]:
+        key, offset, ranked = programs.memory_rows[z]
+        places = block.places[block.position[key]]
+        for j in range(len(members)):
+            start = offset + places[j] * (ranks if ranked else 1)
             for r in range(ranks):
-                by_rank[r] += programs.values[offset + place * ranks + r]
-        else:
-            shared += programs.values[offset + place]
-    return float(by_rank.max() + shared)
+                held[j, r] += values[start + (r if ranked else 0)]
+    for j in range(len(members)):
+        most = held[j, 0]
+        for r in range(1, ranks):
+            most = max(most, held[j, r])
+        hbm_bytes[members[j]] = most
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _survivors(programs: Any, structure: int, index: Any, dominators: Any, alive: Any) -> int:
+def _decide(programs: Any, structure: int, block: Block, count: int, dominators: Any) -> None:
     """Ranks that no other dominates in every table, in order; of equal ranks the first."""
     begin, end = programs.rank_bounds[structure], programs.rank_bounds[structure + 1]
-    ranks = len(alive)
-    if begin == end:
-        alive[0] = 0
-        return 1
-    dominators[:] = ~np.uint64(0)
-    for y in range(begin, end):
-        start = programs.rank_rows[y, 1] + index[programs.rank_rows[y, 0]] * ranks
-        for r in range(ranks):
-            dominators[r] &= programs.dominators[start + r]
-    count = 0
-    for r in range(ranks):
-        dropped = False
-        for other in range(ranks):
-            if (dominators[r] >> np.uint64(other)) & np.uint64(1):
-                equal = (dominators[other] >> np.uint64(r)) & np.uint64(1)
-                dropped = dropped or not equal or other < r
-        if not dropped:
-            alive[count] = r
-            count += 1
-    return count
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _run_single(programs: Any, structure: int, index: Any, rank: int, state: Any, buckets: Any) -> None:
-    """The program of a candidate of which one rank decides: `state` `(4, 4)`."""
-    _identity(state)
-    amount = 0.0
-    rows, values, caps = programs.rows, programs.values, programs.caps
-    row, end = programs.row_bounds[structure], programs.row_bounds[structure + 1]
-    while row < end:
-        kind, place = rows[row, _KIND], index[rows[row, _KEY]]
-        offset, length = rows[row, _OFFSET], rows[row, _LENGTH]
-        if kind == _LOCAL:
-            _multiply_square(programs.matrices[offset + place], state)
-        elif kind == _RANKED:
-            _multiply_square(programs.matrices[offset + place * length + rank], state)
-        elif kind == _JOINT:
-            us = values[offset + place * length + (rank if length > 1 else 0)]
-            _launch_square(rows[row], caps[row, 0], caps[row, 1], us, state)
-        elif kind == _CURVE:
-            us = _curve(rows[row], values, offset + place * length, amount)
-            _launch_square(rows[row], caps[row, 0], caps[row, 1], us, state)
-        elif kind == _GUARD:
-            if not amount > 0:
-                row += rows[row, _COUNT]
-        else:
-            amount = _sum_step(rows[row], values[offset + place], caps[row], amount, buckets)
-        row += 1
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _run_joint(
-    programs: Any, structure: int, index: Any, alive: Any, state: Any, pending: Any, buckets: Any, us: Any
-) -> None:
-    """The program of a candidate of which several ranks decide: `state` `(4p, 4p)`.
-
-    What all ranks do alike is multiplied once, in `pending`, until something tells them apart.
-    """
-    _identity(state)
-    waiting, amount = False, 0.0
-    rows, values, caps = programs.rows, programs.values, programs.caps
-    row, end = programs.row_bounds[structure], programs.row_bounds[structure + 1]
-    while row < end:
-        kind, place = rows[row, _KIND], index[rows[row, _KEY]]
-        offset, length = rows[row, _OFFSET], rows[row, _LENGTH]
-        if kind == _LOCAL:
-            if not waiting:
-                _identity(pending)
-                waiting = True
-            _multiply_square(programs.matrices[offset + place], pending)
-        elif kind == _GUARD:
-            if not amount > 0:
-                row += rows[row, _COUNT]
-        elif kind in (_RANKED, _JOINT, _CURVE):
-            if waiting:
-                _flush(pending, state)
-                waiting = False
-            start = offset + place * length
-            if kind == _RANKED:
-                for k in range(len(alive)):
-                    _multiply(programs.matrices[start + alive[k]], state, CLOCKS * k)
-            else:
-                for k in range(len(alive)):
-                    if kind == _JOINT:
-                        us[k] = values[start + (alive[k] if length > 1 else 0)]
-                    else:
-                        us[k] = us[0] if k else _curve(rows[row], values, start, amount)
-                _launch(rows[row], caps[row, 0], caps[row, 1], us[: len(alive)], state)
-        else:
-            amount = _sum_step(rows[row], values[offset + place], caps[row], amount, buckets)
-        row += 1
-    if waiting:
-        _flush(pending, state)
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _identity(state: Any) -> None:
-    state[:] = np.float32(-np.inf)
-    for j in range(len(state)):
-        state[j, j] = np.float32(0.0)
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _curve(row: Any, values: Any, start: int, amount: float) -> float:
-    """Duration of a launch that follows the amount; negative where it is absent."""
-    if amount > 0:
-        return at(values, start, row[_EXPONENT], row[_POINTS], amount)
-    return float(min(values[start], 0.0))
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _sum_step(row: Any, value: float, caps: Any, amount: float, buckets: Any) -> float:
-    """The amount after a step of a sum or of a bucket."""
-    kind = row[_KIND]
-    if kind == _ADD:
-        return amount + value
-    if kind == _FILL:
-        return _fill(buckets[row[_COUNT]], caps[1], value)
-    if kind == _OPEN:
-        _open(buckets[row[_COUNT]], caps[0], amount)
-        return amount
-    return 0.0
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _open(bucket: Array, cap: float, total: float) -> None:
-    """An empty bucket: filled, cap, what is still to come, and what counts as nothing to come."""
-    # Terms are summed in another order than they are taken away, so the rest may miss 0 by rounding.
-    bucket[0], bucket[1], bucket[2], bucket[3] = 0.0, cap, total, total * 1e-12
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _fill(bucket: Array, next_cap: float, value: float) -> float:
-    """`Bucket.value`'s rule, one term further; the bytes that close here."""
-    filled = bucket[0] + value
-    bucket[2] -= value
-    if filled < bucket[1] and bucket[2] > bucket[3]:
-        bucket[0] = filled
-        return 0.0
-    bucket[0] = 0.0
-    if filled > 0:
-        bucket[1] = next_cap
-    return float(filled)
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _launch_square(row: Any, gap_us: float, latency_us: float, us: float, state: Any) -> None:
-    """A launch on the one rank; absent where `us` is negative."""
-    if us < 0:
-        return
-    gap, latency, duration = np.float32(gap_us), np.float32(latency_us), np.float32(us)
-    target, awaited = row[_TARGET], row[_AWAITED]
-    for j in range(CLOCKS):
-        state[target, j] = max(state[target, j] + gap, state[0, j] + latency)
-    for clock in range(1, CLOCKS):
-        if awaited >> clock & 1:
-            for j in range(CLOCKS):
-                state[target, j] = max(state[target, j], state[clock, j])
-    for j in range(CLOCKS):
-        state[target, j] += duration
-
-
-@numba.njit(cache=True, fastmath=FAST)
-def _launch(row: Any, gap_us: float, latency_us: float, us: Any, state: Any) -> None:
-    """A launch on every surviving rank; a collective's ranks end together."""
-    gap, latency = np.float32(gap_us), np.float32(latency_us)
-    target, awaited, collective = row[_TARGET], row[_AWAITED], row[_COLLECTIVE]
-    for k in range(len(us)):
-        base, at_rank = CLOCKS * k, CLOCKS * k + target
-        if us[k] < 0:
+    ranks = len(dominators)
+    for j in range(count):
+        block.alive[j, 0], block.counts[j] = 0, 1
+        if begin == end:
             continue
-        for j in range(len(state)):
-            state[at_rank, j] = max(state[at_rank, j] + gap, state[base, j] + latency)
-        for clock in range(1, CLOCKS):
-            if awaited >> clock & 1:
-                for j in range(len(state)):
-                    state[at_rank, j] = max(state[at_rank, j], state[base + clock, j])
-        if not collective:
-            for j in range(len(state)):
-                state[at_rank, j] += np.float32(us[k])
-    if collective:
-        _join(target, us, state)
+        dominators[:] = ~np.uint64(0)
+        for y in range(begin, end):
+            place = block.places[block.position[programs.rank_rows[y, 0]], j]
+            start = programs.rank_rows[y, 1] + place * ranks
+            for r in range(ranks):
+                dominators[r] &= programs.dominators[start + r]
+        alive = 0
+        for r in range(ranks):
+            if not _dominated(dominators, r):
+                block.alive[j, alive] = r
+                alive += 1
+        block.counts[j] = alive
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _join(clock: int, us: Any, state: Any) -> None:
-    for j in range(len(state)):
-        latest = np.float32(-np.inf)
-        for k in range(len(us)):
-            if us[k] >= 0:
-                latest = max(latest, state[CLOCKS * k + clock, j])
-        for k in range(len(us)):
-            if us[k] >= 0:
-                state[CLOCKS * k + clock, j] = latest + np.float32(us[k])
+def _dominated(dominators: Any, rank: int) -> bool:
+    bit = np.uint64(1) << np.uint64(rank)
+    others = dominators[rank] & ~bit
+    if others & (bit - np.uint64(1)):
+        return True
+    for other in range(rank + 1, len(dominators)):
+        if (others >> np.uint64(other)) & np.uint64(1) and not dominators[other] & bit:
+            return True
+    return False
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _multiply_square(matrix: Any, state: Any) -> None:
-    """`state` becomes `matrix ⊗ state`, both `(4, 4)`; fixed bounds let the compiler unroll."""
-    for j in range(CLOCKS):
-        a, b, c, d = state[0, j], state[1, j], state[2, j], state[3, j]
-        for k in range(CLOCKS):
-            state[k, j] = max(
-                max(matrix[4 * k] + a, matrix[4 * k + 1] + b),
-                max(matrix[4 * k + 2] + c, matrix[4 * k + 3] + d),
-            )
+def _iterate(programs: Any, structure: int, block: Block, members: Any, time_us: Array) -> None:
+    """Iteration times; candidates of which equally many ranks decide run together."""
+    most = block.counts[: len(members)].max()
+    for ranks in range(1, most + 1):
+        room, lanes = len(block.state) // (ranks * ranks), 0
+        for j in range(len(members)):
+            if block.counts[j] == ranks:
+                block.lanes[lanes] = j
+                lanes += 1
+            if lanes and (lanes == room or j == len(members) - 1):
+                run(programs, structure, block, lanes, ranks)
+                for q in range(lanes):
+                    us = _mean_of_one(block, q) if ranks == 1 else _mean_of_many(block, q, ranks)
+                    time_us[members[block.lanes[q]]] = us
+                lanes = 0
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _flush(pending: Any, state: Any) -> None:
-    """The matrix that all ranks share, applied to each."""
-    flat = pending.reshape(CLOCKS * CLOCKS)
-    for base in range(0, len(state), CLOCKS):
-        _multiply(flat, state, base)
+def _mean_of_one(block: Block, q: int) -> float:
+    """The largest cycle mean of one rank's matrix: of its powers' diagonals."""
+    state, spare = block.state, block.spare
+    multiply(state, q, state, q, spare, 0)
+    multiply(state, q, spare, 0, spare, 1)
+    multiply(spare, 0, spare, 0, spare, 2)
+    one, two = _largest_loop(state, q), _largest_loop(spare, 0) * 0.5
+    three, four = _largest_loop(spare, 1) * (1.0 / 3.0), _largest_loop(spare, 2) * 0.25
+    return max(max(one, two), max(three, four))
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _multiply(matrix: Any, state: Any, base: int) -> None:
-    """Four rows of `state` from `base` on become `matrix ⊗` them."""
-    m0, m1, m2, m3 = matrix[0], matrix[1], matrix[2], matrix[3]
-    m4, m5, m6, m7 = matrix[4], matrix[5], matrix[6], matrix[7]
-    m8, m9, m10, m11 = matrix[8], matrix[9], matrix[10], matrix[11]
-    m12, m13, m14, m15 = matrix[12], matrix[13], matrix[14], matrix[15]
-    for j in range(state.shape[1]):
-        a, b, c, d = state[base, j], state[base + 1, j], state[base + 2, j], state[base + 3, j]
-        state[base, j] = max(max(m0 + a, m1 + b), max(m2 + c, m3 + d))
-        state[base + 1, j] = max(max(m4 + a, m5 + b), max(m6 + c, m7 + d))
-        state[base + 2, j] = max(max(m8 + a, m9 + b), max(m10 + c, m11 + d))
-        state[base + 3, j] = max(max(m12 + a, m13 + b), max(m14 + c, m15 + d))
+def _largest_loop(matrices: Any, x: int) -> float:
+    return float(max(max(matrices[x, 0], matrices[x, 5]), max(matrices[x, 10], matrices[x, 15])))
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _mean_of_many(block: Block, q: int, ranks: int) -> float:
+    """The largest cycle mean over several ranks.
+
+    No cycle's mean exceeds the largest growth of any clocks in an iteration, and none is below that of a
+    loop. The two mostly meet after a few iterations; Karp's formula settles the rest.
+    """
+    size = CLOCKS * ranks
+    matrix = np.empty((size, size), dtype=np.float32)
+    for i in range(size):
+        for j in range(size):
+            part = (q * ranks + i // CLOCKS) * ranks + j // CLOCKS
+            matrix[i, j] = block.state[part, CLOCKS * (i % CLOCKS) + j % CLOCKS]
+    walks = np.zeros((size + 1, size), dtype=np.float32)
+    loop = np.float32(-np.inf)
+    for i in range(size):
+        loop = max(loop, matrix[i, i])
+    for length in range(size):
+        growth = np.float32(-np.inf)
+        for i in range(size):
+            best = np.float32(-np.inf)
+            for j in range(size):
+                best = max(best, matrix[i, j] + walks[length, j])
+            walks[length + 1, i] = best
+            growth = max(growth, best - walks[length, i])
+        if growth <= loop * (1.0 + AGREEMENT * (1 + length)):
+            return float(loop)
+    return cycle_mean(matrix, walks)
