@@ -103,7 +103,21 @@ def run(
             pricing_of=pricing_of,
             on_batch=lambda config, progress: line.update(progress, best=_best_so_far(config, progress)),
         )
+    note = _write_report(done.run_dir)
     _print(done, as_json=as_json)
+    if note:
+        typer.echo(note, err=True)
+
+
+def _write_report(run_dir: Path) -> str | None:
+    """Write `report.html`; where that fails, what went wrong: a search must not be lost for its picture."""
+    try:
+        from dse.report import write_report
+
+        write_report(run_dir)
+    except Exception as err:
+        return f"report.html could not be written ({type(err).__name__}: {err}); try `dse report {run_dir}`."
+    return None
 
 
 def _best_so_far(config: StudyConfig, progress: Progress) -> str:
@@ -130,8 +144,6 @@ def _print(done: RunSummary, *, as_json: bool) -> None:
     console.print(_title(done), markup=False, highlight=False, soft_wrap=True)
     for renderable in _table(done, narrow=console.width < NARROW), *_closing(done):
         console.print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))
-    for note in done.notes:
-        typer.echo(note, err=True)
 
 
 def _table(done: RunSummary, *, narrow: bool) -> object:

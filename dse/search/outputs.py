@@ -131,17 +131,6 @@ def write_designs(front: Front, text_of: Callable[[int], str], run_dir: Path) ->
         write_atomically(folder / design_file(index), text_of(index))
 
 
-def write_report_if_possible(run_dir: Path) -> str | None:
-    """Write `report.html`; where that fails, what went wrong: a search must not be lost for its picture."""
-    try:
-        from dse.report import write_report
-
-        write_report(run_dir)
-    except Exception as err:
-        return f"report.html could not be written ({type(err).__name__}: {err}); try `dse report {run_dir}`."
-    return None
-
-
 def covered(objectives: Array, reference: NDArray[np.float64]) -> float | None:
     """Hypervolume of the front up to `reference`; `None` for more objectives than it can be had for."""
     if objectives.shape[1] > MAX_HYPERVOLUME_OBJECTIVES or not len(objectives):

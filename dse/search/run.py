@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,6 @@ from dse.search.outputs import (
     write_candidates,
     write_designs,
     write_pareto,
-    write_report_if_possible,
 )
 from dse.search.protocol import Evaluation, EvaluatorFactory, Executor
 from dse.search.request import Plan, RunRequest, manifest_of, plan_run
@@ -70,7 +69,6 @@ class RunSummary:
     front: Front
     config: StudyConfig
     summary: dict[str, Any]
-    notes: Sequence[str] = ()
 
 
 def run_space(
@@ -212,8 +210,7 @@ def _finished(
     if result.picture is not None:
         write_candidates(config.space, *result.picture, run_dir)
     write_designs(front, lambda index: pricing.design_text(result.codes[index]), run_dir)
-    note = write_report_if_possible(run_dir)
-    return RunSummary(run_dir, front, config, summary, [note] if note else [])
+    return RunSummary(run_dir, front, config, summary)
 
 
 def _summary(

@@ -31,7 +31,7 @@ def dse(monkeypatch, tmp_path):
     module = types.ModuleType("dse.search.evaluator")
     module.pricing_of = formula_pricing
     monkeypatch.setitem(sys.modules, "dse.search.evaluator", module)
-    monkeypatch.setattr("dse.search.run.write_report_if_possible", lambda run_dir: None)
+    monkeypatch.setattr("dse.cli.run._write_report", lambda run_dir: None)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
