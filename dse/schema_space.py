@@ -211,12 +211,12 @@ class ConstraintEntry(Section):
 class SearchEntry(Section):
     """How the space is searched."""
 
-    method: Literal["auto", "exact", "nsga2", "nsga3", "tpe", "gp", "random"] = "auto"
+    method: Literal["auto", "exact", "nsga2", "nsga3", "tpe", "gp", "random", "qmc", "cmaes"] = "auto"
     trials: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=1, le=10**8)] = 500
     batch: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=1, le=10**6)] = 50
     seed: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=0, lt=2**32)] = 0
     refine: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=0, le=10**4)] = 20
-    exact_up_to: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=1, le=10**9)] = 200_000
+    exact_up_to: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=1, le=10**9)] = 2_000_000
 
 
 class QualityEntry(Section):

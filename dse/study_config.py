@@ -41,7 +41,7 @@ class SearchSettings:
     batch: int = 50
     seed: int = 0
     refine: int = 20
-    exact_up_to: int = 200_000
+    exact_up_to: int = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)

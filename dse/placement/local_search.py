@@ -263,11 +263,12 @@ exchange: Any = _compiled(_exchange)
 swap_from: Any = _compiled(_swap_from)
 
 
-def _descend(problem: Problem, state: State) -> None:
-    """Moves, then exchanges from the worst rank, until neither gains."""
-    while True:
-        while move_all(problem, state):
-            pass
+def _descend(problem: Problem, state: State, rounds: int) -> None:
+    """Moves, then exchanges from the worst rank, until neither gains; at most `rounds` of either."""
+    moves = 0
+    for _ in range(rounds):
+        while moves < rounds and move_all(problem, state):
+            moves += 1
         if not swap_from(problem, state, worst_rank(problem, state)):
             return
 
@@ -308,12 +309,12 @@ def _kick(problem: Problem, state: State, dice: Array) -> None:
 kick: Any = _compiled(_kick)
 
 
-def _improve(problem: Problem, state: State, dice: Array) -> None:
+def _improve(problem: Problem, state: State, dice: Array, rounds: int) -> None:
     """For each `(kicked, 3)` of `dice` kick, descend, and keep what is no worse."""
     trial = State(state.option.copy(), state.ranks.copy(), state.load.copy(), state.bytes.copy())
     for i in range(len(dice)):
         kick(problem, trial, dice[i])
-        descend(problem, trial)
+        descend(problem, trial, rounds)
         now = score(problem, trial.load, trial.bytes)
         if better(score(problem, state.load, state.bytes), now):
             copy(state, trial)

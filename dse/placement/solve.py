@@ -24,6 +24,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 # How long the search goes on; in steps and not in seconds, so that it gives the same plan everywhere.
 _WORK, _MAX_KICKS = 200_000, 150
+_DESCENT_WORK, _MAX_ROUNDS = 20_000_000, 1000
 _TINY, _OUT = 1e-300, 1e300
 
 
@@ -136,14 +137,14 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
         instance.capacity_bytes,
         instance.ranks_per_host,
     )
-    states = []
+    states, rounds = [], max(1, min(_MAX_ROUNDS, _DESCENT_WORK // _work(instance)))
     for order, options in _starts(instance):
         state = empty_state(problem, num_ranks=instance.num_ranks)
         greedy(problem, state, order, options)
-        descend(problem, state)
+        descend(problem, state, rounds)
         states.append(state)
     best = min(states, key=lambda s: score(problem, s.load, s.bytes))
-    improve(problem, best, _dice(instance, seed=seed))
+    improve(problem, best, _dice(instance, seed=seed), rounds)
     return _solution(instance, best.option, best.ranks)
 
 
@@ -186,12 +187,16 @@ def _least(instance: Instance, cost: Array) -> Ints:
 def _dice(instance: Instance, *, seed: int) -> Array:
     """`(kicks, kicked, 3)` numbers in [0, 1); fewer kicks where a descent has more to look at."""
     tables, ranks = instance.num_tables, instance.num_ranks
+    kicks = min(_MAX_KICKS, _WORK // _work(instance)) if ranks > 1 else 0
+    return np.random.default_rng(seed).random((kicks, max(2, min(tables // 8, 8)), 3))
+
+
+def _work(instance: Instance) -> int:
+    """What one round of a descent looks at, roughly: every option on every rank, every pair of movable shards."""
     shards = np.maximum.reduceat(
         np.where(instance.where == Where.ANY, instance.count, 0), instance.first[:-1]
     )
-    work = ranks * int(instance.count.sum()) + int(shards.sum()) ** 2
-    kicks = min(_MAX_KICKS, _WORK // work) if ranks > 1 else 0
-    return np.random.default_rng(seed).random((kicks, max(2, min(tables // 8, 8)), 3))
+    return instance.num_ranks * int(instance.count.sum()) + int(shards.sum()) ** 2
 
 
 def _solution(instance: Instance, option: Ints, ranks: Ints) -> Solution:

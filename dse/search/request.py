@@ -9,7 +9,7 @@ from pathlib import Path
 from dse.constraints import labels_of
 from dse.errors import StudyError
 from dse.manifest import Manifest, host, text_hash, versions
-from dse.search.sampler import DEFAULT_SAMPLER
+from dse.search.sampler import DEFAULT_SAMPLER, check_sampler
 from dse.search.study import Effort
 from dse.study_config import StudyConfig
 
@@ -94,6 +94,7 @@ def plan_run(config: StudyConfig, request: RunRequest) -> Plan:
     limit = {"auto": search.exact_up_to, "exact": MAX_EXACT}.get(search.method, 0)
     effort = replace(Effort(), enumeration_limit=limit, batch=search.batch, refine_rounds=search.refine)
     sampler = DEFAULT_SAMPLER if search.method in ("auto", "exact") else search.method
+    check_sampler(sampler, objectives=len(config.objectives), axes=config.space.axes)
     return Plan(trials=trials, seed=seed, sampler=sampler, effort=effort)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +25,12 @@ def sampler_names() -> list[str]:
     return sorted(_MAKERS)
 
 
-def check_sampler(name: str, *, objectives: int) -> None:
+def check_sampler(name: str, *, objectives: int, axes: Sequence[Axis]) -> None:
     """Refuse a sampler that cannot serve the study.
 
     Raises:
-        StudyError: unknown name (the hint names the nearest), or a sampler for one objective only.
+        StudyError: unknown name (the hint names the nearest), or a sampler that serves fewer objectives or
+            kinds of axes.
         MissingPackageError: the sampler needs a package that is not installed.
     """
     if name not in _MAKERS:
@@ -38,15 +39,25 @@ def check_sampler(name: str, *, objectives: int) -> None:
             f"`sampler` must be one of {', '.join(sampler_names())}, but got {name!r}.",
             hint=f"Did you mean {near[0]!r}?" if near else None,
         )
-    if name == "cmaes" and objectives > 1:
+    if name == "cmaes":
+        _check_cmaes(objectives, axes)
+
+
+def _check_cmaes(objectives: int, axes: Sequence[Axis]) -> None:
+    if objectives > 1:
         raise StudyError(
             f"The cmaes sampler serves one objective, but the space has {objectives}.", hint="Use nsga2."
         )
-    if name == "cmaes":
-        try:
-            __import__("cmaes")
-        except ImportError as err:
-            raise MissingPackageError("The cmaes sampler needs a package.", hint="pip install cmaes") from err
+    names = [axis.name for axis in axes if _labels(axis) is not None]
+    if names:
+        raise StudyError(
+            f"The cmaes sampler serves axes of numbers, but the choices of {', '.join(names)} are none.",
+            hint="Use nsga2 or tpe, or fix those settings.",
+        )
+    try:
+        __import__("cmaes")
+    except ImportError as err:
+        raise MissingPackageError("The cmaes sampler needs a package.", hint="pip install cmaes") from err
 
 
 def make_sampler(name: str, *, seed: int, batch: int, population: int) -> BaseSampler:

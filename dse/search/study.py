@@ -157,7 +157,7 @@ def run_study(
         StorageError: the storage cannot be written; what it holds is intact.
     """
     effort = effort or Effort()
-    check_sampler(sampler, objectives=len(objectives))
+    check_sampler(sampler, objectives=len(objectives), axes=space.axes)
     if trials < 1:
         raise StudyError(f"`trials >= 1` must hold, but got {trials}.")
     report = on_batch or (lambda progress: None)

@@ -172,6 +172,7 @@ def test_without_a_feasible_design_the_nearest_is_named(dse, space_file):
         ),
         (("--set", "model.embeding_dim=3"), "embeding_dim"),
         (("--storage", "sqlite:////nowhere/x.db"), "cannot be opened"),
+        (("--set", "search.method=cmaes"), "The cmaes sampler serves one objective, but the space has"),
     ],
 )
 def test_wrong_requests_end_with_2_and_a_sentence(dse, space_file, arguments, match):

@@ -7,7 +7,7 @@ import pytest
 from synthetic_problem import ToyEvaluator, ToySpace, brute_force, toy_evaluator
 
 from dse.errors import StudyError
-from dse.search.sampler import sampler_names
+from dse.search.sampler import check_sampler, sampler_names
 from dse.search.storage import StudyStorage
 from dse.search.study import Effort, run_study
 
@@ -193,3 +193,7 @@ def test_requests_that_cannot_be_served():
     assert "nsga" in error.value.hint
     with pytest.raises(StudyError, match="serves one objective, but the space has 2"):
         search(sampler="cmaes")
+    with pytest.raises(
+        StudyError, match="cmaes sampler serves axes of numbers, but the choices of mode are none"
+    ):
+        check_sampler("cmaes", objectives=1, axes=SPACE.axes)
