@@ -99,4 +99,5 @@ def _file(path: Path, schema: type[S]) -> S:
 
 
 def _values(section: Section) -> dict[str, Any]:
-    return section.model_dump(exclude={"sources"})
+    """What the engine uses; the rest of the catalogue's keys are for people and look-ups."""
+    return section.model_dump(exclude=set(hardware.CATALOGUE_KEYS))

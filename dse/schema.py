@@ -13,6 +13,7 @@ from perfcore.design.training import (
     MAX_GLOBAL_BATCH,
     Communication,
     EmbeddingFusion,
+    IndexType,
     InteractionFusion,
     Launches,
     MlpFusion,
@@ -99,6 +100,8 @@ class DeviceSection(Section):
     h2d_bytes_per_s: Positive
     compute_capability: NotNegative = 0.0
     power_w: NotNegative = 0.0
+    default_node: str | None = None
+    cuda_names: list[str] = []
     sources: dict[str, str] = {}
 
 
@@ -155,6 +158,8 @@ class DesignTraining(Section):
     table_precision: Literal["fp32", "bf16"] = "fp32"
     pinned_input: Flag = True
     read_loss: Flag = False
+    synchronize: Flag = False
+    index_dtype: IndexType = IndexType.INT64
 
 
 class DesignFusion(Section):

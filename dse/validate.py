@@ -13,7 +13,7 @@ import numpy as np
 
 from dse.config import load_design
 from dse.errors import DseError
-from perfcore.design.design import Design
+from dse.validation_pricing import Pricing, pricing_of
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
 from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
@@ -31,21 +31,6 @@ PARETO = "pareto.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
-    """How the iterations of measured designs are predicted.
-
-    Attributes:
-        iteration_us: a design's predicted iteration time.
-        source: what the prediction rests on, in a sentence.
-        errors_pct: held-out errors by kind of kernel, where known.
-    """
-
-    iteration_us: Callable[[Design], float]
-    source: str
-    errors_pct: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ValidatedDesign:
     """One design, predicted and measured.
 
@@ -57,6 +42,7 @@ class ValidatedDesign:
         spread_pct: interquartile range of the iterations over their median.
         detail: why it failed.
         notes: how what was measured differs from the design's file.
+        clock: what timed it: `cpu_time` (of one thread), `wall` or `cuda_events`.
     """
 
     name: str
@@ -66,6 +52,7 @@ class ValidatedDesign:
     spread_pct: float | None = None
     detail: str = ""
     notes: tuple[str, ...] = ()
+    clock: str = ""
 
     @property
     def error_pct(self) -> float | None:
@@ -90,6 +77,8 @@ class ValidationReport:
         prediction: what the predictions rest on.
         environment: versions and the device.
         held_out_errors_pct: of the pricing, by kind of kernel.
+        calibration: facts of the pricing.
+        warnings: where the prediction is not of what was asked.
     """
 
     run: str
@@ -102,6 +91,8 @@ class ValidationReport:
     prediction: str
     environment: dict[str, Any]
     held_out_errors_pct: dict[str, float]
+    calibration: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def within_tolerance(self) -> bool:
@@ -132,7 +123,7 @@ def validate_run(
         tolerance_pct: largest accepted mean absolute error.
         calibration_s: seconds for calibrating the CPU, where `settings.device` is `cpu`.
         progress: told a sentence per step.
-        pricing: what predicts; the CPU's calibration, or the designs' own device, by default.
+        pricing: what predicts; the CPU's calibration, or the profile of the GPU that measures, by default.
 
     Raises:
         DseError: no designs, or an impossible request.
@@ -149,6 +140,8 @@ def validate_run(
     if pricing is None:
         progress(f"calibrating {settings.device} …")
         pricing = pricing_of(designs[0].design, settings=settings, calibration_s=calibration_s)
+    for warning in pricing.warnings:
+        progress(f"warning: {warning}")
     validated = []
     for named in designs:
         progress(f"measuring {named.name} on {settings.device} …")
@@ -219,40 +212,6 @@ def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float 
     return float(kendalltau(predicted, measured).statistic)
 
 
-def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> Pricing:
-    """What predicts on the device: a calibration of this CPU, or each design's own device profile."""
-    if settings.device == "cpu":
-        return cpu_pricing(design.system, threads=settings.threads, seconds=calibration_s)
-    from perfcore.predictor import Predictor
-    from perfcore.profile.profile import profile_for
-
-    predictor = Predictor(profile_for(design.system.device, design.system.node))
-    return Pricing(
-        lambda d: predictor.predict(d).iteration_time_us,
-        f"the profile of {design.system.device.name}, the design's own device",
-    )
-
-
-def cpu_pricing(system: System, *, threads: int | None, seconds: float) -> Pricing:
-    """Calibrate this machine's CPU, with as many threads as the designs are measured with."""
-    import torch
-
-    from perfcore.graph.dlrm import graph_of
-    from perfcore.measure.calibrate_cpu import calibrate
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        profile = calibrate(system, graph_of, seconds=seconds)
-    finally:
-        torch.set_num_threads(before)
-    return Pricing(
-        lambda d: profile.iteration_us(graph_of(d)),
-        f"a calibration of this CPU in about {seconds:g} s: kernels at a few shapes, small training loops",
-        {kind: fit.held_out_mape_pct for kind, fit in sorted(profile.fits.items())},
-    )
-
-
 def check_device(device: str) -> None:
     """Refuse a device that this machine lacks.
 
@@ -291,6 +250,7 @@ def _validated(sample: DesignSample, pricing: Pricing) -> ValidatedDesign:
         measured_ms=sample.iteration.median_us / US_PER_MS,
         spread_pct=sample.iteration.spread_pct,
         notes=sample.notes,
+        clock=sample.iteration.clock,
     )
 
 
@@ -315,6 +275,8 @@ def _report(
         prediction=pricing.source,
         environment=environment,
         held_out_errors_pct=pricing.errors_pct,
+        calibration=dict(pricing.facts),
+        warnings=pricing.warnings,
     )
 
 

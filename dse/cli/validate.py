@@ -75,12 +75,17 @@ def validate(
 
 command = validate
 
+# What timed the iterations; load of other programs lengthens wall time alone.
+CLOCKS = {"cpu_time": "CPU time of one thread", "wall": "wall time", "cuda_events": "CUDA events"}
+
 
 def _print(report: ValidationReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{report.run} on {report.environment['device']}", title_justify="left")
+    clocks = dict.fromkeys(CLOCKS.get(d.clock, d.clock) for d in report.designs if d.clock)
+    title = f"{report.run} on {report.environment['device']}"
+    table = Table(title=f"{title} ({', '.join(clocks)})" if clocks else title, title_justify="left")
     table.add_column("design")
     for column in ("predicted ms", "measured ms", "spread %", "error %"):
         table.add_column(column, justify="right")
@@ -90,11 +95,14 @@ def _print(report: ValidationReport) -> None:
         table.add_row(d.name, *numbers, d.status)
     console = Console()
     console.print(table)
+    for warning in report.warnings:
+        console.print(f"Warning: {warning}.", highlight=False, markup=False)
     for note, names in _remarks(report).items():
         console.print(f"{', '.join(names)}: {note}.", highlight=False, markup=False)
     console.print(
         f"MAPE {_number(report.mape_pct)} %, GMAE {_number(report.gmae_pct)} %, "
-        f"Kendall's tau {_number(report.kendall_tau)}. Predicted from {report.prediction}.",
+        f"Kendall's tau {_number(report.kendall_tau)}. Predicted from {report.prediction}"
+        f"{_held_out(report)}.",
         highlight=False,
     )
     if report.within_tolerance:
@@ -110,11 +118,19 @@ def _remarks(report: ValidationReport) -> dict[str, list[str]]:
     return remarks
 
 
+def _held_out(report: ValidationReport) -> str:
+    """The range of the pricing's held-out errors."""
+    errors = report.held_out_errors_pct.values()
+    if not errors:
+        return ""
+    return f"; held-out errors of its kernels {min(errors):.1f} to {max(errors):.1f} % (MAPE)"
+
+
 def _verdict(report: ValidationReport) -> str:
     if report.mape_pct is None:
         return "No design could be measured."
     within = "within" if report.within_tolerance else "over"
-    return f"MAPE {report.mape_pct:.1f} % is {within} the tolerance of {report.tolerance_pct:g} %."
+    return f"MAPE {report.mape_pct:.1f} % is {within} the tolerance of {report.tolerance_pct:g} % (--tolerance-pct)."
 
 
 def _number(value: float | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from perfcore.errors import HardwareError
 
 CATALOGUE = Path(__file__).parent.parent / "profile" / "data"
-CATALOGUE_KEYS = ("sources", "default_node")
+CATALOGUE_KEYS = ("sources", "default_node", "cuda_names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,14 @@ def default_node(device_name: str) -> Node:
 def device_names() -> list[str]:
     """Names of all devices in the catalogue."""
     return sorted(p.stem for p in (CATALOGUE / "devices").glob("*.json"))
+
+
+def device_of_cuda_name(name: str) -> Device | None:
+    """The catalogue's device that CUDA calls so, `None` where it has none."""
+    for known in device_names():
+        if name in _read(Device, known)["cuda_names"]:
+            return device(known)
+    return None
 
 
 def node_names() -> list[str]:

@@ -162,16 +162,57 @@ def test_devices_are_checked_before_anything_else(tmp_path: Path, device: str) -
         validate_run(tmp_path, top=1, settings=replace(QUICK, device=device), tolerance_pct=10)
 
 
-def test_a_gpu_is_predicted_from_its_own_profile() -> None:
+@pytest.mark.parametrize(
+    ("measuring", "predicted", "warning"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb", ""),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb", "but the designs are for a100-sxm4-80gb"),
+        ("Abacus 9", "a100-sxm4-80gb", "Abacus 9 measures, which the catalogue does not know"),
+    ],
+)
+def test_a_gpu_is_predicted_from_the_profile_of_the_one_that_measures(
+    monkeypatch: pytest.MonkeyPatch, measuring: str, predicted: str, warning: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: measuring)
     pricing = pricing_of(design(64), settings=replace(QUICK, device="cuda"), calibration_s=1)
-    assert "a100-sxm4-80gb" in pricing.source
+    assert predicted in pricing.source
+    assert pricing.facts["device"] == predicted
+    assert len(pricing.facts["profile_hash"]) == 64
+    assert bool(pricing.warnings) == bool(warning)
+    assert warning in " ".join(pricing.warnings)
     small, large = pricing.iteration_us(design(64)), pricing.iteration_us(design(2**20))
     assert 0 < small < large
+
+
+def test_what_warns_is_written_and_printed(
+    cli: Typer, monkeypatch: pytest.MonkeyPatch, run_dir: Path
+) -> None:
+    said: list[str] = []
+    facts = {"seconds": 3.0, "clock": "cpu_time"}
+    pricing = Pricing(lambda d: 1000.0, "a rule of the test", {"gemm": 1.0}, facts, ("another device",))
+    found = validate_run(
+        run_dir, top=1, settings=QUICK, tolerance_pct=1e9, progress=said.append, pricing=pricing
+    )
+    assert "warning: another device" in said
+    written = json.loads((run_dir / "validation.json").read_text())
+    assert (written["warnings"], written["calibration"]) == (["another device"], facts)
+    assert written["designs"][0]["clock"] == "cpu_time"
+    monkeypatch.setattr("dse.validate.validate_run", lambda *_, **__: found)
+    result = CliRunner().invoke(cli, [str(run_dir)])
+    printed = " ".join(result.stdout.split())
+    for part in (
+        "Warning: another device.",
+        "(CPU time of one thread)",
+        "held-out errors of its kernels 1.0 to 1.0 %",
+        "the tolerance of 1e+09 % (--tolerance-pct)",
+    ):
+        assert part in printed
 
 
 @pytest.mark.slow
 def test_a_cpu_is_predicted_from_a_calibration() -> None:
     pricing = pricing_of(design(64), settings=QUICK, calibration_s=2)
+    assert (pricing.facts["clock"], pricing.facts["threads"]) == ("cpu_time", 1)
     assert set(pricing.errors_pct) >= {"gemm_forward", "embedding_forward", "elementwise"}
     small, large = pricing.iteration_us(design(64)), pricing.iteration_us(design(2**16))
     assert 0 < small < large

@@ -13,6 +13,7 @@ from perfcore.design.hardware import (
     default_node,
     device,
     device_names,
+    device_of_cuda_name,
     from_mapping,
     node,
     node_names,
@@ -165,3 +166,11 @@ def test_worlds_of_whole_machines_or_less_are_accepted(world_size: int) -> None:
 def test_other_worlds_are_refused(world_size: int) -> None:
     with pytest.raises(HardwareError, match=r"or a multiple of the node's 8 GPUs, but got world_size="):
         System(device("h100-sxm"), node("dgx-h100"), world_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("Tesla T4", "t4"), ("NVIDIA H100 PCIe", None)]
+)
+def test_a_device_is_found_by_the_name_that_cuda_has_for_it(name, known):
+    found = device_of_cuda_name(name)
+    assert (found and found.name) == known

@@ -1,0 +1,106 @@
+"""What predicts the iterations that a validation measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from perfcore.design import hardware
+from perfcore.design.design import Design
+from perfcore.design.hardware import System
+
+if TYPE_CHECKING:
+    from perfcore.measure.isolate import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """How the iterations of measured designs are predicted.
+
+    Attributes:
+        iteration_us: a design's predicted iteration time.
+        source: what the prediction rests on, in a sentence.
+        errors_pct: held-out errors by kind of kernel, where known.
+        facts: of the calibration, for the record.
+        warnings: where the prediction is not of what was asked.
+    """
+
+    iteration_us: Callable[[Design], float]
+    source: str
+    errors_pct: dict[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> Pricing:
+    """What predicts on the device: a calibration of this CPU, or the profile of the GPU that measures.
+
+    A GPU that the catalogue does not know is predicted as the design's own device, with a warning.
+    """
+    if settings.device == "cpu":
+        return cpu_pricing(design.system, threads=settings.threads, seconds=calibration_s)
+    import torch
+
+    return gpu_pricing(design.system, measuring=torch.cuda.get_device_name(settings.device))
+
+
+def gpu_pricing(system: System, *, measuring: str) -> Pricing:
+    """The profile of the GPU that measures, by the name that CUDA has for it.
+
+    Raises:
+        ProfileError: its profile is corrupt.
+    """
+    from perfcore.predictor import Predictor
+    from perfcore.profile.profile import profile_for
+
+    known = hardware.device_of_cuda_name(measuring)
+    here = system
+    warnings: tuple[str, ...] = ()
+    if known is None:
+        warnings = (
+            f"{measuring} measures, which the catalogue does not know: predicted is {system.device.name}",
+        )
+    elif known != system.device:
+        warnings = (f"{known.name} measures and is predicted, but the designs are for {system.device.name}",)
+        here = System(known, hardware.default_node(known.name), 1)
+    profile = profile_for(here.device, here.node)
+    predictor = Predictor(profile)
+    own = "the design's own device" if here is system else "the GPU that measures"
+    return Pricing(
+        lambda d: predictor.iteration_time_us(
+            replace(d, system=replace(here, world_size=d.system.world_size))
+        ),
+        f"the profile of {here.device.name}, {own}",
+        {e.kernel: e.mape_pct for e in profile.known_errors},
+        {"profile": profile.name, "profile_hash": profile.hash, "device": here.device.name},
+        warnings,
+    )
+
+
+def cpu_pricing(system: System, *, threads: int | None, seconds: float) -> Pricing:
+    """Calibrate this machine's CPU, with as many threads as the designs are measured with."""
+    import torch
+
+    from perfcore.graph.dlrm import graph_of
+    from perfcore.measure.calibrate_cpu import calibrate
+    from perfcore.measure.iteration import host_clock
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        clock, used = host_clock()[0], torch.get_num_threads()
+        profile = calibrate(system, graph_of, seconds=seconds)
+    finally:
+        torch.set_num_threads(before)
+    return Pricing(
+        lambda d: profile.iteration_us(graph_of(d)),
+        f"a calibration of this CPU in about {seconds:g} s: kernels at a few shapes, small training loops",
+        {kind: fit.held_out_mape_pct for kind, fit in sorted(profile.fits.items())},
+        {
+            "seconds": seconds,
+            "threads": used,
+            "clock": clock,
+            "samples": {kind: len(fit.residuals) for kind, fit in sorted(profile.fits.items())},
+        },
+    )
