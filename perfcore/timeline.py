@@ -110,7 +110,7 @@ class Timeline:
         laps: list[list[Edge]] = []
         while at not in visited:
             visited[at] = len(laps)
-            at, lap = _lap_back(steps, sources, at)
+            at, lap = lap_back(steps, sources, at)
             laps.append(lap)
         cycle = laps[visited[at] :]
         return CriticalPath(tuple(edge for lap in reversed(cycle) for edge in lap), iterations=len(cycle))
@@ -170,7 +170,7 @@ def _union(start: Array, end: Array, period: float) -> float:
     return covered
 
 
-def _lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, list[Edge]]:
+def lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, list[Edge]]:
     """From a clock at the iteration's end back to the clock at its start that decided it."""
     edges: list[Edge] = []
     columns = [steps.table[name].tolist() for name in ("target", "opcode", "op", "launch", "kind")]

@@ -80,3 +80,13 @@ def deciding_clocks(table: Any, durations: Array, masks: Any, candidate: int, st
     for i in range(len(table)):
         walk_step(table[i], durations, masks, candidate, walked, sources[i], starts)
     return sources
+
+
+@numba.njit(cache=True)
+def walk_from(table: Any, durations: Array, masks: Any, candidate: int, state: Array) -> Array:
+    """`(c * r,)`: the clocks after one iteration that starts with the given ones."""
+    walked, ranks = state.copy(), durations.shape[2]
+    sources, starts = np.empty(ranks, dtype=np.int64), np.empty(ranks)
+    for i in range(len(table)):
+        walk_step(table[i], durations, masks, candidate, walked, sources, starts)
+    return walked

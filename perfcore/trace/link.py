@@ -1,0 +1,197 @@
+"""Which kernel waits for which: from `cuda_sync` records, else inferred from the order of calls and from times.
+
+A wait can be wrong in one way that a trace shows: the kernel started before the awaited one ended. Such waits are
+never taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfcore.trace.pieces import Piece
+from perfcore.trace.records import Kernel, KinetoTrace, RuntimeCall, SyncRecord
+
+# Times of host and device agree to about a microsecond; whole microseconds add one.
+TOLERANCE_US = 2.0
+# A kernel this much later than its launch and its stream allow waited for something.
+LATE_US = 5.0
+# What is left of a kernel when others find room beside its last blocks: at most.
+LAST_BLOCKS_US = 50.0
+LAST_BLOCKS_SHARE = 0.25
+_LOOK_BACK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch of a step in program order.
+
+    Attributes:
+        call: its runtime call.
+        kernel: what it launched on one stream; for a CUDA graph, from its first kernel's start to its last one's end.
+        piece: index of the piece that it is made in.
+        name: of the op.
+    """
+
+    call: RuntimeCall
+    kernel: Kernel
+    piece: int
+    name: str
+
+    @property
+    def collective(self) -> bool:
+        """It communicates with other ranks."""
+        return is_collective(self.kernel.name)
+
+
+def is_collective(name: str) -> bool:
+    """The kernel is a collective of NCCL or RCCL."""
+    return "nccl" in name[:40].lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Launch `later` starts after launch `earlier` has ended; `how` says what it was read from."""
+
+    earlier: int
+    later: int
+    how: str
+
+
+def stream_waits(
+    trace: KinetoTrace, pieces: Sequence[Piece], launched: Sequence[Launched]
+) -> tuple[list[Wait], dict[int, float]]:
+    """Waits between streams within a step, one per kernel and awaited stream: the latest.
+
+    Returns:
+        The waits, and by launch how long it was kept out by what was launched after it, µs.
+    """
+    records = {s.correlation: s for s in trace.syncs if s.stream >= 0}
+    calls = {c.correlation: c for c in trace.event_calls}
+    found: list[Wait] = []
+    by_stream = _by_stream(launched)
+    if any(s.awaited_stream >= 0 for s in records.values()):
+        found += _recorded(records, calls, pieces, launched, by_stream)
+    else:
+        found += _from_calls(pieces, launched)
+    timed, delays = _from_times(launched)
+    found += timed
+    latest: dict[tuple[int, int], Wait] = {}
+    for wait in found:
+        key = (wait.later, launched[wait.earlier].kernel.stream)
+        if key not in latest or latest[key].earlier < wait.earlier:
+            latest[key] = wait
+    return sorted(latest.values(), key=lambda w: (w.later, w.earlier)), delays
+
+
+def awaited_streams(
+    trace: KinetoTrace, sync: RuntimeCall, launched: Sequence[Launched], before: int
+) -> tuple[int, ...]:
+    """Streams whose end a synchronising call waits for; `before`: launches made until then."""
+    known = {launched[i].kernel.stream: launched[i].kernel for i in range(before)}
+    possible = {s: k for s, k in known.items() if k.end_us <= sync.end_us + TOLERANCE_US}
+    if "DeviceSynchronize" in sync.name:
+        return tuple(sorted(possible))
+    record = next((s for s in trace.syncs if s.correlation == sync.correlation), None)
+    if record is not None:
+        stream = record.awaited_stream if record.awaited_stream >= 0 else record.stream
+        if stream in possible:
+            return (stream,)
+    ended = {s: k.end_us for s, k in possible.items() if k.end_us > sync.start_us}
+    if ended:
+        return (max(ended, key=ended.__getitem__),)
+    last = launched[before - 1].kernel.stream if before else None
+    return (last,) if last in possible and last is not None else ()
+
+
+def _by_stream(launched: Sequence[Launched]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for index, launch in enumerate(launched):
+        found[launch.kernel.stream].append(index)
+    return found
+
+
+def _possible(launched: Sequence[Launched], earlier: int, later: int) -> bool:
+    return launched[earlier].kernel.end_us <= launched[later].kernel.start_us + TOLERANCE_US
+
+
+def _recorded(
+    records: Mapping[int, SyncRecord],
+    calls: Mapping[int, RuntimeCall],
+    pieces: Sequence[Piece],
+    launched: Sequence[Launched],
+    by_stream: Mapping[int, Sequence[int]],
+) -> Iterator[Wait]:
+    """From `cuda_sync` rows: who waits, for whom, and where the event was recorded (if that is known)."""
+    starts = [x.call.start_us for x in launched]
+    for call in (c for piece in pieces for c in piece.waits):
+        record = records.get(call.correlation)
+        if record is None or record.awaited_stream < 0 or record.awaited_stream == record.stream:
+            continue
+        recorded = calls.get(record.record_correlation, call)
+        made = bisect_left(starts, recorded.start_us)
+        earlier = [i for i in by_stream.get(record.awaited_stream, ()) if i < made]
+        later = [i for i in by_stream.get(record.stream, ()) if starts[i] >= call.start_us]
+        if earlier and later and _possible(launched, earlier[-1], later[0]):
+            yield Wait(earlier[-1], later[0], "recorded")
+
+
+def _from_calls(pieces: Sequence[Piece], launched: Sequence[Launched]) -> Iterator[Wait]:
+    """A collective waits for the stream that it is called from; who waits outside of one waits for one."""
+    communicating = [i for i, x in enumerate(launched) if x.collective]
+    starts = [x.call.start_us for x in launched]
+    for number, piece in enumerate(pieces):
+        for call in piece.waits:
+            after = bisect_left(starts, call.start_us)
+            if after == len(launched):
+                continue
+            own = [x for x in launched[max(0, after - _LOOK_BACK) : after] if x.piece == number]
+            if any(x.collective for x in own):
+                continue
+            if launched[after].collective:
+                earlier = next((i for i in range(after - 1, -1, -1) if not launched[i].collective), None)
+                if earlier is not None and _possible(launched, earlier, after):
+                    yield Wait(earlier, after, "inferred from calls")
+                continue
+            made = communicating[: bisect_left(communicating, after)][-_LOOK_BACK:]
+            ended = next((i for i in reversed(made) if _possible(launched, i, after)), None)
+            if ended is not None:
+                yield Wait(ended, after, "inferred from calls")
+
+
+def _from_times(launched: Sequence[Launched]) -> tuple[list[Wait], dict[int, float]]:
+    """A kernel that started late, just when one of another stream ended, waited for it.
+
+    It waited for an event, or for room: a kernel that fills the device keeps others out until its last blocks run,
+    shortly before its end. What was launched later in the program cannot be awaited in program order; it delays the
+    kernel all the same.
+    """
+    waits: list[Wait] = []
+    delays: dict[int, float] = {}
+    free: dict[int, float] = defaultdict(lambda: float("-inf"))
+    ended = sorted((x.kernel.end_us, i) for i, x in enumerate(launched))
+    ends = [end for end, _ in ended]
+    for later, launch in enumerate(launched):
+        kernel = launch.kernel
+        could = max(free[kernel.stream], launch.call.end_us)
+        free[kernel.stream] = max(free[kernel.stream], kernel.end_us)
+        if kernel.start_us - could <= LATE_US:
+            continue
+        first, last = (bisect_left(ends, kernel.start_us + x) for x in (-LATE_US, LAST_BLOCKS_US))
+        around = [i for _, i in ended[first:last] if _keeps_out(launched[i].kernel, kernel)]
+        if not around:
+            continue
+        earlier = min(around, key=lambda i: abs(launched[i].kernel.end_us - kernel.start_us))
+        if earlier < later:
+            waits.append(Wait(earlier, later, "inferred from times"))
+        elif launched[earlier].kernel.start_us <= could + LATE_US:
+            delays[later] = kernel.start_us - could
+    return waits, delays
+
+
+def _keeps_out(running: Kernel, kernel: Kernel) -> bool:
+    """It ran on another stream until about the kernel's start, but for its last blocks."""
+    rest = running.end_us - kernel.start_us
+    return running.stream != kernel.stream and rest < LAST_BLOCKS_SHARE * max(running.duration_us, LATE_US)
