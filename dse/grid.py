@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,24 @@ class Grid:
         space: the space.
         distributed: whether the designs have several ranks.
         axes: the grid's `g` dimensions.
-        dims: arrays over the grid, `(c_1, ..., c_g, r)`; size 1 where they do not depend on an axis.
         structures: what the switch axes amount to.
     """
 
     space: SearchSpace
     distributed: bool
     axes: tuple[GridAxis, ...]
-    dims: Dims
     structures: tuple[Structure, ...]
     _structure_at: NDArray[np.int64]
+    _worlds: tuple[int, ...]
+    _place: Place
+
+    @cached_property
+    def dims(self) -> Dims:
+        """Arrays over the grid, `(c_1, ..., c_g, r)`; size 1 where they do not depend on an axis.
+
+        Made when first asked for: the placements of a large space take seconds.
+        """
+        return _dims(self.space, self.axes, self._worlds, self._place)
 
     def locate(self, codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
         """Where candidates lie.
@@ -122,7 +131,7 @@ def grid_of(space: SearchSpace, place: Place, *, distributed: bool) -> Grid | No
         return None
     axes = _grid_axes(space, worlds, distributed=distributed)
     structures, structure_at = _structures(space, distributed=distributed)
-    return Grid(space, distributed, axes, _dims(space, axes, worlds, place), structures, structure_at)
+    return Grid(space, distributed, axes, structures, structure_at, tuple(worlds), place)
 
 
 def _grid_axes(space: SearchSpace, worlds: Sequence[int], *, distributed: bool) -> tuple[GridAxis, ...]:

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.bulk_kernel import evaluate, grouped
-from perfcore.bulk_program import new_block
+from perfcore.bulk_program import aligned, new_block
 from perfcore.cost.model import CostModel
 from perfcore.errors import DesignError
 from perfcore.graph.dims import Dims, Structure
 from perfcore.graph.kernels import Total
 from perfcore.graph.ops import WorkloadGraph
 from perfcore.graph.presence import captured_streams
+from perfcore.instructions import Programs
 from perfcore.maxplus import fold_ranks
 from perfcore.overheads import OverheadTable
 from perfcore.programs import Assembler
@@ -48,40 +49,67 @@ class BulkResult:
     hbm_bytes: Array
 
 
-class BulkPredictor:
-    """Prices coded candidates of many structures.
+class BulkTables:
+    """The programs of many structures on one grid, and the tables that they gather from.
 
     Args:
-        dims: a grid `(c_1, ..., c_k, r)`.
-        structures: what `structure_index` counts.
-        cost: prices kernels.
-        overheads: of the host.
-        memory: bytes of a structure on the grid, summed per candidate.
-        graph_of: the graph of a structure on the grid; the DLRM builder's when not given.
-        max_entries: largest table into which neighbouring parts, or a sum over layers, are joined.
-
-    Raises:
-        UnsupportedError: more than 64 ranks, or a sum over layers that differs among ranks and is too
-            large to expand.
+        programs: one per structure.
+        sizes: of the grid's axes.
+        ranks: size of the rank axis.
     """
 
-    def __init__(
-        self,
-        dims: Dims,
-        structures: Sequence[Structure],
+    def __init__(self, programs: Programs, *, sizes: tuple[int, ...], ranks: int) -> None:
+        self._programs, self._sizes, self._ranks = programs, sizes, ranks
+        self._structures = len(programs.row_bounds) - 1
+
+    @classmethod
+    def of_graphs(
+        cls,
+        graphs: Sequence[WorkloadGraph],
+        memory: Sequence[Sequence[Any]],
         *,
+        sizes: tuple[int, ...],
         cost: CostModel,
         overheads: OverheadTable,
-        memory: MemoryTerms | None = None,
-        graph_of: Callable[[Structure], WorkloadGraph] | None = None,
         max_entries: int = MAX_ENTRIES,
-    ) -> None:
-        builder = graph_of or _dlrm_graphs(dims)
-        built = [builder(s) for s in structures]
-        terms = [[] if memory is None else _flat(memory(dims, s)) for s in structures]
-        self._tables = BulkTables(
-            built, terms, sizes=grid_sizes(dims), cost=cost, overheads=overheads, max_entries=max_entries
-        )
+    ) -> BulkTables:
+        """The tables of graphs on any grid.
+
+        Args:
+            graphs: one per structure, dims on a grid of `sizes`; regions are shared where they are equal.
+            memory: grid arrays whose sum is a structure's memory, per structure.
+            sizes: of the grid's axes.
+            cost: prices kernels.
+            overheads: of the host.
+            max_entries: as in `BulkPredictor`.
+
+        Raises:
+            UnsupportedError: as `BulkPredictor`.
+        """
+        programs, ranks = _programs(graphs, memory, sizes, cost, overheads, max_entries)
+        return BulkTables(programs, sizes=sizes, ranks=ranks)
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that the tables consist of, for `restored`."""
+        return {name: np.asarray(a) for name, a in self._programs._asdict().items()} | {
+            "sizes": np.array(self._sizes, dtype=np.int64),
+            "ranks": np.asarray(self._ranks),
+        }
+
+    @classmethod
+    def restored(cls, arrays: Mapping[str, NDArray[Any]]) -> BulkTables:
+        """The tables that once gave these `arrays`."""
+        fields: dict[str, Any] = {name: arrays[name] for name in Programs._fields}
+        matrices = aligned(len(fields["matrices"]))
+        matrices[:] = fields["matrices"]
+        programs = Programs(**fields | {"matrices": matrices, "slots": int(fields["slots"])})
+        return BulkTables(programs, sizes=tuple(arrays["sizes"].tolist()), ranks=int(arrays["ranks"]))
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of all tables."""
+        return sum(a.nbytes for a in self._programs if isinstance(a, np.ndarray))
 
     def evaluate(self, structure_index: NDArray[Any], codes: NDArray[Any]) -> BulkResult:
         """Iteration time and memory of n candidates.
@@ -93,49 +121,6 @@ class BulkPredictor:
         Raises:
             DesignError: a code or structure is outside the grid.
         """
-        return self._tables.evaluate(structure_index, codes)
-
-    @property
-    def table_bytes(self) -> int:
-        """Memory of all tables."""
-        return self._tables.table_bytes
-
-
-class BulkTables:
-    """The tables behind `BulkPredictor`, for graphs on any grid.
-
-    Args:
-        graphs: one per structure, dims on a grid of `sizes`; regions are shared where they are equal.
-        memory: grid arrays whose sum is a structure's memory, per structure.
-        sizes: of the grid's axes.
-        cost, overheads, max_entries: as in `BulkPredictor`.
-    """
-
-    def __init__(
-        self,
-        graphs: Sequence[WorkloadGraph],
-        memory: Sequence[Sequence[Any]],
-        *,
-        sizes: tuple[int, ...],
-        cost: CostModel,
-        overheads: OverheadTable,
-        max_entries: int = MAX_ENTRIES,
-    ) -> None:
-        self._sizes, self._ranks = sizes, max(g.num_ranks for g in graphs)
-        segmenter = Segmenter(sizes, self._ranks, cost, overheads, max_entries)
-        segmenter.price({id(r): r for g in graphs for r in g.regions}.values())
-        assembler = Assembler(sizes, self._ranks, max_entries)
-        for graph, terms in zip(graphs, memory, strict=True):
-            assembler.add(_segments(graph, segmenter), terms)
-        self._programs, self._structures = assembler.programs(), len(graphs)
-
-    @property
-    def table_bytes(self) -> int:
-        """Memory of all tables."""
-        return sum(a.nbytes for a in self._programs if isinstance(a, np.ndarray))
-
-    def evaluate(self, structure_index: NDArray[Any], codes: NDArray[Any]) -> BulkResult:
-        """As `BulkPredictor.evaluate`."""
         structures, codes = np.asarray(structure_index), np.ascontiguousarray(codes)
         self._check_shape(structures, codes)
         time_us, hbm_bytes = np.empty(len(codes)), np.empty(len(codes))
@@ -168,6 +153,42 @@ class BulkTables:
                 raise DesignError(f"`0 <= code < {size}` must hold on axis {axis}, but got {low} to {high}.")
 
 
+class BulkPredictor(BulkTables):
+    """Prices coded candidates of many structures.
+
+    Args:
+        dims: a grid `(c_1, ..., c_k, r)`.
+        structures: what `structure_index` counts.
+        cost: prices kernels.
+        overheads: of the host.
+        memory: bytes of a structure on the grid, summed per candidate.
+        graph_of: the graph of a structure on the grid; the DLRM builder's when not given.
+        max_entries: largest table into which neighbouring parts, or a sum over layers, are joined.
+
+    Raises:
+        UnsupportedError: more than 64 ranks, or a sum over layers that differs among ranks and is too
+            large to expand.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        structures: Sequence[Structure],
+        *,
+        cost: CostModel,
+        overheads: OverheadTable,
+        memory: MemoryTerms | None = None,
+        graph_of: Callable[[Structure], WorkloadGraph] | None = None,
+        max_entries: int = MAX_ENTRIES,
+    ) -> None:
+        builder = graph_of or _dlrm_graphs(dims)
+        built = [builder(s) for s in structures]
+        terms = [[] if memory is None else _flat(memory(dims, s)) for s in structures]
+        sizes = grid_sizes(dims)
+        programs, ranks = _programs(built, terms, sizes, cost, overheads, max_entries)
+        super().__init__(programs, sizes=sizes, ranks=ranks)
+
+
 def grid_sizes(dims: Dims) -> tuple[int, ...]:
     """Sizes of a grid's axes, ranks left out."""
     arrays = [dims.global_batch, dims.world_size, dims.local_world_size, dims.embedding_dim, dims.cross_rank]
@@ -181,6 +202,24 @@ def _dlrm_graphs(dims: Dims) -> Callable[[Structure], WorkloadGraph]:
     from perfcore.graph.dlrm import DlrmBuilder
 
     return DlrmBuilder(dims).graph
+
+
+def _programs(
+    graphs: Sequence[WorkloadGraph],
+    memory: Sequence[Sequence[Any]],
+    sizes: tuple[int, ...],
+    cost: CostModel,
+    overheads: OverheadTable,
+    max_entries: int,
+) -> tuple[Programs, int]:
+    """Programs of all graphs, and how many ranks they have."""
+    ranks = max(g.num_ranks for g in graphs)
+    segmenter = Segmenter(sizes, ranks, cost, overheads, max_entries)
+    segmenter.price({id(r): r for g in graphs for r in g.regions}.values())
+    assembler = Assembler(sizes, ranks, max_entries)
+    for graph, terms in zip(graphs, memory, strict=True):
+        assembler.add(_segments(graph, segmenter), terms)
+    return assembler.programs(), ranks
 
 
 def _flat(terms: Mapping[str, Array | Total]) -> list[Array]:

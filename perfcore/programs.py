@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.bulk_program import aligned
 from perfcore.errors import UnsupportedError
 from perfcore.grid import Axes, axes_of, entries, expand, shrink, tabulate
 from perfcore.instructions import COLUMNS, Instruction, Programs
@@ -94,7 +95,7 @@ class Assembler:
             rank_bounds=_bounds(self._ranked),
             memory_rows=_joined(self._memory, 3),
             memory_bounds=_bounds(self._memory),
-            matrices=_aligned(self._matrices.parts),
+            matrices=_matrices(self._matrices.parts),
             values=np.concatenate([*self._values.parts, np.zeros(1)]),
             dominators=np.concatenate([*self._dominators.parts, np.zeros(1, dtype=np.uint64)]),
             slots=self._slots,
@@ -273,12 +274,9 @@ def _joined(parts: Sequence[Sequence[Any]], width: int) -> NDArray[np.int64]:
     return np.array([x for part in parts for x in part], dtype=np.int64).reshape(-1, width)
 
 
-def _aligned(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """The matrices joined, each in a cache line of its own: 64 bytes from a multiple of 64."""
-    total = sum(map(len, parts))
-    raw = np.empty(16 * total + 16, dtype=np.float32)
-    begin = -raw.ctypes.data % 64 // 4
-    out = raw[begin : begin + 16 * total].reshape(total, 16)
+def _matrices(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The matrices joined, each in a cache line of its own."""
+    out = aligned(sum(map(len, parts)))
     if parts:
         np.concatenate(parts, out=out)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -18,9 +19,10 @@ from dse.placement import Planner
 from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
+from dse.search.table_cache import TableCache, cache_folder, table_key
 from dse.space import SearchSpace
 from dse.study_config import StudyConfig
-from perfcore.bulk import BulkPredictor
+from perfcore.bulk import BulkPredictor, BulkTables
 from perfcore.memory import memory_terms
 from perfcore.profile.profile import Profile, load_profile, profile_for
 
@@ -28,17 +30,12 @@ from perfcore.profile.profile import Profile, load_profile, profile_for
 class BulkTimes:
     """Iteration time and memory of a space's candidates, on one rank and on several."""
 
-    def __init__(self, space: SearchSpace, profile: Profile, placed: Place) -> None:
-        """Build the tables; seconds for a large space."""
-        self._parts: list[tuple[Grid, BulkPredictor]] = []
-        cost = profile.cost_model()
-        for distributed in (False, True):
-            grid = grid_of(space, placed, distributed=distributed)
-            if grid is not None:
-                predictor = BulkPredictor(
-                    grid.dims, grid.structures, cost=cost, overheads=profile.overheads, memory=memory_terms
-                )
-                self._parts.append((grid, predictor))
+    def __init__(
+        self, space: SearchSpace, profile: Profile, placed: Place, *, cache: TableCache | None = None
+    ) -> None:
+        """Take the tables from the cache, or build them: seconds for a large space."""
+        grids = (grid_of(space, placed, distributed=distributed) for distributed in (False, True))
+        self._parts = [(grid, _tables(grid, profile, cache)) for grid in grids if grid is not None]
 
     @property
     def table_bytes(self) -> int:
@@ -56,13 +53,31 @@ class BulkTimes:
         return time_us, hbm_bytes
 
 
+def _tables(grid: Grid, profile: Profile, cache: TableCache | None) -> BulkTables:
+    key = table_key(grid.space, profile, distributed=grid.distributed) if cache else ""
+    arrays = cache.read(key) if cache else None
+    if arrays is not None:
+        with contextlib.suppress(KeyError):  # an entry of that name, but of something else
+            return BulkTables.restored(arrays)
+    built = BulkPredictor(
+        grid.dims,
+        grid.structures,
+        cost=profile.cost_model(),
+        overheads=profile.overheads,
+        memory=memory_terms,
+    )
+    if cache:
+        cache.write(key, built.arrays)
+    return built
+
+
 class SpaceEvaluator:
     """Objectives, margins and metrics of a study's candidates."""
 
-    def __init__(self, config: StudyConfig, profile: Profile) -> None:
-        """Build the tables."""
+    def __init__(self, config: StudyConfig, profile: Profile, *, cache: TableCache | None = None) -> None:
+        """Take the tables from the cache, or build them."""
         self._config = config
-        self.times = BulkTimes(config.space, profile, remembered(Planner(profile)))
+        self.times = BulkTimes(config.space, profile, remembered(Planner(profile)), cache=cache)
         self._quality: QualityModel | None = quality_model(config.quality)
 
     def evaluate(self, codes: Codes) -> Evaluation:
@@ -142,7 +157,7 @@ def pricing_of(config: StudyConfig, source: str | None) -> SpacePricing:
 
 def build_evaluator(config: StudyConfig, source: str | None) -> SpaceEvaluator:
     """The evaluator of a study."""
-    return SpaceEvaluator(config, _profile(config, source))
+    return SpaceEvaluator(config, _profile(config, source), cache=TableCache(cache_folder()))
 
 
 def _profile(config: StudyConfig, source: str | None) -> Profile:

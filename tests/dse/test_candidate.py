@@ -133,7 +133,10 @@ def test_the_solver_is_asked_once_for_each_problem(space: SearchSpace) -> None:
         return place(model, training, system, policy)
 
     cached = remembered(counting)
-    grid_of(space, cached, distributed=True)
+    grid = grid_of(space, cached, distributed=True)
+    assert grid is not None
+    assert not asked  # no placement before the dims are needed
+    assert grid.dims is grid.dims
     for row in space.sample(np.random.default_rng(0), 50):
         design_of(space, row, cached)
     assert len(asked) == len(set(asked)) == (2 * 2 + 1) * 2 * 2 * 2  # 1026 does not divide by 4

@@ -169,7 +169,9 @@ CODES = np.array(list(itertools.product(*map(range, SIZES))))
 def test_bulk_equals_walk_and_oracle(seed, ranks, captured, summed, max_entries):
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, ranks, captured, summed)
-    tables = BulkTables([graph], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS, max_entries=max_entries)
+    tables = BulkTables.of_graphs(
+        [graph], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS, max_entries=max_entries
+    )
     got = tables.evaluate(np.zeros(len(CODES), dtype=int), CODES).iteration_time_us
     expected = []
     for code in CODES:
@@ -187,12 +189,12 @@ def test_structures_share_one_call():
     rng = np.random.default_rng(5)
     graphs = [random_graph(rng, 2, None, summed) for summed in (False, True, False)]
     alone = [
-        BulkTables([g], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS).evaluate(
+        BulkTables.of_graphs([g], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS).evaluate(
             np.zeros(len(CODES), dtype=int), CODES
         )
         for g in graphs
     ]
-    together = BulkTables(graphs, [[], [], []], sizes=SIZES, cost=COST, overheads=OVERHEADS)
+    together = BulkTables.of_graphs(graphs, [[], [], []], sizes=SIZES, cost=COST, overheads=OVERHEADS)
     which = rng.integers(3, size=len(CODES))
     got = together.evaluate(which, CODES).iteration_time_us
     np.testing.assert_array_equal(
@@ -212,7 +214,7 @@ def test_dominated_ranks_do_not_matter():
         ),
         num_ranks=8,
     )
-    tables = BulkTables([graph], [[]], sizes=(1, 1, 1), cost=COST, overheads=OVERHEADS)
+    tables = BulkTables.of_graphs([graph], [[]], sizes=(1, 1, 1), cost=COST, overheads=OVERHEADS)
     one, durations = walked(graph, (0, 0, 0))
     expected = scalar_iteration_time(one, durations, OVERHEADS, warm_up=20)
     got = tables.evaluate(np.zeros(1, dtype=int), np.zeros((1, 3), dtype=int)).iteration_time_us
@@ -223,7 +225,9 @@ def test_memory_is_the_sum_on_the_fullest_rank():
     rng = np.random.default_rng(11)
     graph = random_graph(rng, 4, None, False)
     terms = [np.round(grid_array(rng, ranks=4, high=1e9)) for _ in range(12)]
-    tables = BulkTables([graph], [terms], sizes=SIZES, cost=COST, overheads=OVERHEADS, max_entries=6)
+    tables = BulkTables.of_graphs(
+        [graph], [terms], sizes=SIZES, cost=COST, overheads=OVERHEADS, max_entries=6
+    )
     got = tables.evaluate(np.zeros(len(CODES), dtype=int), CODES).hbm_bytes
     total = np.broadcast_to(sum(terms), (*SIZES, 4)).max(axis=-1)
     np.testing.assert_array_equal(got, total[tuple(CODES.T)])
@@ -270,7 +274,7 @@ def test_tables_keep_what_arrays_say(seed):
 
 def test_bad_codes_name_the_axis():
     graph = random_graph(np.random.default_rng(1), 1, None, False)
-    tables = BulkTables([graph], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS)
+    tables = BulkTables.of_graphs([graph], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS)
     zero = np.zeros(1, dtype=int)
     with pytest.raises(DesignError, match=r"`0 <= code < 4` must hold on axis 2, but got 4 to 4"):
         tables.evaluate(zero, np.array([[0, 0, 4]]))
@@ -283,7 +287,7 @@ def test_bad_codes_name_the_axis():
 def test_too_many_ranks_are_refused():
     graph = WorkloadGraph((Region("a", (Op("fast"),)),), num_ranks=65)
     with pytest.raises(UnsupportedError, match=r"At most 64 ranks"):
-        BulkTables([graph], [[]], sizes=(1,), cost=COST, overheads=OVERHEADS)
+        BulkTables.of_graphs([graph], [[]], sizes=(1,), cost=COST, overheads=OVERHEADS)
 
 
 def test_a_large_sum_that_differs_among_ranks_is_refused():
@@ -291,4 +295,4 @@ def test_a_large_sum_that_differs_among_ranks_is_refused():
     kernel = MultiTensor("sgd", Total(terms), 4.0, 12.0)
     graph = WorkloadGraph((Region("a", (Op("fast", (Launch(kernel),)),)),), num_ranks=2)
     with pytest.raises(UnsupportedError, match=r"same on all ranks"):
-        BulkTables([graph], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS, max_entries=1)
+        BulkTables.of_graphs([graph], [[]], sizes=SIZES, cost=COST, overheads=OVERHEADS, max_entries=1)
