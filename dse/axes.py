@@ -58,6 +58,8 @@ def settings_of(entry: SpaceFile) -> list[Setting]:
         "table_precision",
         "pinned_input",
         "read_loss",
+        "synchronize",
+        "index_dtype",
     ):
         settings.append(Setting(f"training.{key}", *_values(getattr(entry.training, key), "training", key)))
     for key in ("num_dense_features", "embedding_dim", "interaction", "loss"):

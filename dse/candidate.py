@@ -23,6 +23,7 @@ from perfcore.design.training import (
     Communication,
     EmbeddingFusion,
     Fusion,
+    IndexType,
     InteractionFusion,
     Launches,
     MlpFusion,
@@ -112,6 +113,8 @@ def training_of(settings: Settings) -> Training:
         table_precision=Precision(str(settings["training.table_precision"])),
         pinned_input=bool(settings["training.pinned_input"]),
         read_loss=bool(settings["training.read_loss"]),
+        synchronize=bool(settings["training.synchronize"]),
+        index_dtype=IndexType(str(settings["training.index_dtype"])),
     )
 
 

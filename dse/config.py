@@ -143,6 +143,8 @@ def _training(entry: DesignFile) -> Training:
         table_precision=Precision(t.table_precision),
         pinned_input=t.pinned_input,
         read_loss=t.read_loss,
+        synchronize=t.synchronize,
+        index_dtype=t.index_dtype,
     )
 
 

@@ -43,6 +43,8 @@ SWITCHES = (
     "training.table_precision",
     "training.pinned_input",
     "training.read_loss",
+    "training.synchronize",
+    "training.index_dtype",
     "fusion.",
 )
 HIDDEN = ("model.bottom_hidden", "model.top_hidden")
@@ -221,6 +223,8 @@ def _structure(settings: dict[str, Value], *, distributed: bool) -> Structure:
         table_precision=training.table_precision,
         pinned_input=training.pinned_input,
         read_loss=training.read_loss,
+        synchronize=training.synchronize,
+        index_dtype=training.index_dtype,
         distributed=distributed,
         fusion=fusion_of(settings),
     )

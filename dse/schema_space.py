@@ -160,6 +160,7 @@ class SpaceTraining(Section):
     table_precision: Switch[Literal["fp32", "bf16"]] = "fp32"
     pinned_input: Switch[Flag] = True
     read_loss: Switch[Flag] = False
+    synchronize: Switch[Flag] = False
 
 
 class SpaceFusion(Section):

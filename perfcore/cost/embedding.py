@@ -24,7 +24,7 @@ from perfcore.units import US_PER_S
 
 Array = NDArray[np.float64]
 
-OFFSET_BYTES = 16.0  # a bag's begin and end, int64
+OFFSETS = 2.0  # a bag's begin and end
 OFFSET_SECTORS_BYTES = 96.0  # what the cache serves for them: table offsets (32) and offsets (64)
 
 # State rows read and written beside the weight row: full-width rows, and bytes of one scalar per row.
@@ -58,8 +58,8 @@ class EmbeddingFormulas:
         row = _sectors(dims["dim"] * dims["element_bytes"])
         lookups = bags * dims["pooling"]
         hits = hit_rate(lookups, dims["rows"], dims["skew"], self._cached(row))
-        indices = INDEX_BYTES * dims["pooling"]
-        streamed = bags * (OFFSET_BYTES + indices + row)
+        indices = dims["index_bytes"] * dims["pooling"]
+        streamed = bags * (OFFSETS * dims["index_bytes"] + indices + row)
         served = bags * (OFFSET_SECTORS_BYTES + _sectors(indices) + row)
         work = bags * row
         hbm = np.where(work > 0, streamed + lookups * row * (1.0 - hits), 0.0)
@@ -72,7 +72,7 @@ class EmbeddingFormulas:
         row = _sectors(dims["dim"] * dims["element_bytes"])
         lookups = bags * dims["pooling"]
         hits = hit_rate(lookups, bags, np.zeros_like(bags), self._cached(row))
-        read = lookups * (row * (1.0 - hits) + INDEX_BYTES) + bags * OFFSET_BYTES
+        read = lookups * row * (1.0 - hits) + (lookups + bags * OFFSETS) * dims["index_bytes"]
         state = [_state(k.optimizer) for k in kernels]
         fused = dims.repeat([k.optimizer is not None for k in kernels])
         rows_touched = distinct_rows(lookups, dims["rows"], dims["skew"])

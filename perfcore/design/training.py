@@ -60,6 +60,18 @@ class OptimizerFusion(StrEnum):
     FUSED = "fused"
 
 
+class IndexType(StrEnum):
+    """Integers of the lookups' indices and offsets."""
+
+    INT32 = "int32"
+    INT64 = "int64"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one."""
+        return 4 if self is IndexType.INT32 else 8
+
+
 class Launches(StrEnum):
     """`CUDA_GRAPH`: the whole iteration is captured once and replayed by one launch."""
 
@@ -113,6 +125,8 @@ class Training:
         table_precision: storage of the tables (`fp32` or `bf16`).
         pinned_input: the host batch lies in pinned memory (H2D copies do not block the host).
         read_loss: the loop reads the loss (`.item()`) every iteration, which waits for the device.
+        synchronize: the loop waits for the device at the end of every iteration, as benchmarks do.
+        index_dtype: of the lookups' indices and offsets.
     """
 
     global_batch: int
@@ -122,6 +136,8 @@ class Training:
     table_precision: Precision = Precision.FP32
     pinned_input: bool = True
     read_loss: bool = False
+    synchronize: bool = False
+    index_dtype: IndexType = IndexType.INT64
 
     def __post_init__(self) -> None:
         """Refuse impossible settings."""

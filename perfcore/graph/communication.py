@@ -17,13 +17,13 @@ from __future__ import annotations
 import numpy as np
 
 from perfcore.design.model import Interaction
-from perfcore.design.training import Communication, EmbeddingFusion, Precision
+from perfcore.design.training import Communication, EmbeddingFusion, IndexType, Precision
 from perfcore.graph import cross
 from perfcore.graph.embedding import output_bytes
 from perfcore.graph.kernels import Array, Bucket, Collective, CollectiveKind, Concat, Dim
 from perfcore.graph.mlp import Waits
 from perfcore.graph.ops import Launch, Leaf, Op, Stream
-from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, INT64_BYTES, Mask, elementwise, mask_of, tiny
+from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, Mask, elementwise, mask_of, tiny
 from perfcore.graph.sizes import BOTTOM, TOP, Sizes
 
 MODULE = "communication"
@@ -36,7 +36,7 @@ HOLD_EVENT = ((Stream.COPY, Stream.COMMUNICATION),)
 AWAIT_EVENT = ((Stream.COMPUTE, Stream.COPY),)
 
 
-def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]:
+def input_exchange(sizes: Sizes, communication: Communication, index_dtype: IndexType) -> tuple[Op, ...]:
     """Lengths, then indices, to the owners of the tables; bags are put into the owner's order."""
     sharded = _sharded(sizes)
     present = mask_of(np.asarray(sharded.any(axis=-1).any(axis=-1, keepdims=True)))
@@ -46,20 +46,21 @@ def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]
     tables = sharded.sum(axis=-1).astype(np.float64)
     pooling = (shards.pooling * sharded).sum(axis=-1)
     lengths, indices = _exchanged(sizes, tables), _exchanged(sizes, pooling)
-    serial = communication is Communication.SERIAL
+    serial, size = communication is Communication.SERIAL, float(index_dtype.bytes)
     local_bags, local_lookups = sizes.batch * sizes.num_tables, sizes.batch * sizes.total_pooling
     return (
-        _permute(local_bags, local_lookups, present=present),
-        _call("c10d::alltoall_base_", _all_to_all(sizes, lengths * INT64_BYTES), present=present),
+        _permute(local_bags, local_lookups, size, present=present),
+        _call("c10d::alltoall_base_", _all_to_all(sizes, lengths * size), present=present),
         _call(
             "c10d::alltoall_base_",
-            _all_to_all(sizes, indices * INT64_BYTES),
+            _all_to_all(sizes, indices * size),
             present=present,
             waits=AWAIT_COLLECTIVES if serial else (),
         ),
         _permute(
             sizes.global_batch * tables,
             sizes.global_batch * pooling,
+            size,
             present=present,
             waits=AWAIT_COLLECTIVES,
         ),
@@ -68,7 +69,7 @@ def input_exchange(sizes: Sizes, communication: Communication) -> tuple[Op, ...]
             (
                 tiny(),
                 tiny(),
-                elementwise("cumsum", sizes.global_batch * tables, read=INT64_BYTES, written=INT64_BYTES),
+                elementwise("cumsum", sizes.global_batch * tables, read=size, written=size),
             ),
             present=present,
             phase="forward",
@@ -242,16 +243,16 @@ def _wait(name: str, launches: tuple[Launch, ...], *, present: Mask | bool, wait
     return Op(name, launches, waits=waits, present=present, phase=phase, module=MODULE)
 
 
-def _permute(bags: Array, lookups: Array, *, present: Mask | bool, waits: Waits = ()) -> Op:
+def _permute(bags: Array, lookups: Array, size: float, *, present: Mask | bool, waits: Waits = ()) -> Op:
     """Lengths and indices in another order of tables: seven launches, as in public traces."""
     launches = (
-        elementwise("permute", bags, read=INT64_BYTES, written=INT64_BYTES),
+        elementwise("permute", bags, read=size, written=size),
         tiny(),
-        elementwise("cumsum", bags, read=INT64_BYTES, written=INT64_BYTES),
+        elementwise("cumsum", bags, read=size, written=size),
         tiny(),
         tiny(),
-        elementwise("cumsum", bags, read=INT64_BYTES, written=INT64_BYTES),
-        elementwise("permute", lookups, read=INT64_BYTES, written=INT64_BYTES),
+        elementwise("cumsum", bags, read=size, written=size),
+        elementwise("permute", lookups, read=size, written=size),
     )
     name = "fbgemm::permute_2D_sparse_data"
     return Op(name, launches, waits=waits, present=present, phase="forward", module=MODULE)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfcore.design.design import Design
 from perfcore.design.model import Interaction, Loss
 from perfcore.design.sharding import Shards, shards_of
-from perfcore.design.training import Fusion, Optimizer, Precision
+from perfcore.design.training import Fusion, IndexType, Optimizer, Precision
 
 Array = NDArray[np.float64]
 
@@ -29,6 +29,8 @@ class Structure:
     table_precision: Precision
     pinned_input: bool
     read_loss: bool
+    synchronize: bool
+    index_dtype: IndexType
     distributed: bool
     fusion: Fusion
 
@@ -92,6 +94,8 @@ def structure_of(design: Design) -> Structure:
         table_precision=training.table_precision,
         pinned_input=training.pinned_input,
         read_loss=training.read_loss,
+        synchronize=training.synchronize,
+        index_dtype=training.index_dtype,
         distributed=design.system.world_size > 1,
         fusion=design.fusion,
     )

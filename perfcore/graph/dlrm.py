@@ -40,12 +40,15 @@ class DlrmBuilder:
             "input",
             loss.input_copies,
             fusion.embedding,
+            structure.index_dtype,
             pinned_input=structure.pinned_input,
             distributed=structure.distributed,
         )
         captured = fusion.launches is Launches.CUDA_GRAPH
-        # A graph's loss is read after its end, which in the steady state is before the next iteration's copies.
-        first = [self._region("read_loss", loss.read)] if captured and structure.read_loss else []
+        # What follows a graph's end stands, in the steady state, before the next iteration's copies.
+        reads = [self._region("read_loss", loss.read)] if structure.read_loss else []
+        waits = self._synchronization(structure)
+        first = [*reads, *waits] if captured else []
         regions = (
             *first,
             inputs,
@@ -53,12 +56,18 @@ class DlrmBuilder:
             *self._loss(structure),
             *self._backward(structure),
             *self._optimizers(structure),
+            *([] if captured else waits),
         )
         return WorkloadGraph(
             tuple(r for r in regions if r.ops),
             num_ranks=self._sizes.dims.num_ranks,
             captured_from=len(first) + 1 if captured else None,
         )
+
+    def _synchronization(self, structure: Structure) -> list[Region]:
+        if not structure.synchronize:
+            return []
+        return [self._region("synchronize", loss.synchronize, distributed=structure.distributed)]
 
     def _forward(self, structure: Structure) -> list[Region]:
         fusion, tables = structure.fusion, _table_switches(structure)
@@ -68,11 +77,17 @@ class DlrmBuilder:
             embedding.forward,
             *tables,
             structure.table_optimizer,
+            structure.index_dtype,
             distributed=structure.distributed,
         )
         if structure.distributed:
             sparse = [
-                self._region("input_exchange", communication.input_exchange, fusion.communication),
+                self._region(
+                    "input_exchange",
+                    communication.input_exchange,
+                    fusion.communication,
+                    structure.index_dtype,
+                ),
                 lookup,
             ]
             call = self._region("forward_exchange", communication.forward_exchange, *tables)
@@ -137,6 +152,7 @@ class DlrmBuilder:
             embedding.backward,
             *_table_switches(structure),
             structure.table_optimizer,
+            structure.index_dtype,
             distributed=structure.distributed,
         )
 

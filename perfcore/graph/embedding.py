@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfcore.design.training import EmbeddingFusion, Optimizer, Precision
+from perfcore.design.training import EmbeddingFusion, IndexType, Optimizer, Precision
 from perfcore.graph.kernels import (
     Array,
     EmbeddingBackward,
@@ -17,7 +17,6 @@ from perfcore.graph.kernels import (
 from perfcore.graph.ops import Launch, Leaf, Op, Stream
 from perfcore.graph.parts import (
     FP32_BYTES,
-    INT64_BYTES,
     Mask,
     accumulate_grad,
     elementwise,
@@ -37,15 +36,17 @@ def forward(
     fusion: EmbeddingFusion,
     table_precision: Precision,
     optimizer: Optimizer,
+    index_dtype: IndexType,
     *,
     distributed: bool,
 ) -> tuple[Op, ...]:
     """Pooled lookups of all tables that a rank holds."""
+    size, index_bytes = storage_bytes(table_precision), float(index_dtype.bytes)
     if fusion is EmbeddingFusion.PER_TABLE:
         tables = sizes.tables(distributed=distributed)
-        return tuple(op for table in tables for op in _bag(table, storage_bytes(table_precision)))
+        return tuple(op for table in tables for op in _bag(table, size, index_bytes))
     groups = batched_groups(sizes, distributed=distributed)
-    return tuple(op for group in groups for op in _batched(group, storage_bytes(table_precision), optimizer))
+    return tuple(op for group in groups for op in _batched(group, size, index_bytes, optimizer))
 
 
 def backward(
@@ -53,16 +54,19 @@ def backward(
     fusion: EmbeddingFusion,
     table_precision: Precision,
     optimizer: Optimizer,
+    index_dtype: IndexType,
     *,
     distributed: bool,
 ) -> tuple[Op, ...]:
     """Gradients of all tables, the last first; fused with the update where tables are batched."""
-    size = storage_bytes(table_precision)
+    size, index_bytes = storage_bytes(table_precision), float(index_dtype.bytes)
     if fusion is EmbeddingFusion.PER_TABLE:
         tables = sizes.tables(distributed=distributed)
-        return tuple(op for table in reversed(tables) for op in _bag_backward(table, size))
+        return tuple(op for table in reversed(tables) for op in _bag_backward(table, size, index_bytes))
     groups = batched_groups(sizes, distributed=distributed)
-    return tuple(op for group in reversed(groups) for op in _batched_backward(group, size, optimizer))
+    return tuple(
+        op for group in reversed(groups) for op in _batched_backward(group, size, index_bytes, optimizer)
+    )
 
 
 def output_bytes(fusion: EmbeddingFusion, table_precision: Precision) -> float:
@@ -127,7 +131,7 @@ def _group(sizes: Sizes, members: Mask, batch: Array, *, dense: bool) -> tuple[G
     )
 
 
-def _bag(table: Table, element_bytes: float) -> list[Op]:
+def _bag(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
     kernel = EmbeddingForward(
         table.batch[..., None],
         table.rows[..., None],
@@ -135,6 +139,7 @@ def _bag(table: Table, element_bytes: float) -> list[Op]:
         table.dim[..., None],
         table.skew[..., None],
         element_bytes,
+        index_bytes=index_bytes,
     )
     leaf = Leaf("aten._embedding_bag", ((table.rows, table.dim), (table.lookups,), (table.batch,)))
     return [
@@ -150,16 +155,16 @@ def _either(table: Table) -> Mask | bool:
     return mask_of(np.logical_or(table.sharded, table.replicated))
 
 
-def _bag_backward(table: Table, element_bytes: float) -> list[Op]:
+def _bag_backward(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
     ops: list[Op] = []
     if table.sharded is not False:
-        ops += _sparse_backward(table, element_bytes)
+        ops += _sparse_backward(table, element_bytes, index_bytes)
     if table.replicated is not False:
-        ops += _dense_backward(table, element_bytes)
+        ops += _dense_backward(table, element_bytes, index_bytes)
     return ops
 
 
-def _backward_kernel(table: Table, element_bytes: float) -> Launch:
+def _backward_kernel(table: Table, element_bytes: float, index_bytes: float) -> Launch:
     return Launch(
         EmbeddingBackward(
             table.batch[..., None],
@@ -168,6 +173,7 @@ def _backward_kernel(table: Table, element_bytes: float) -> Launch:
             table.dim[..., None],
             table.skew[..., None],
             element_bytes,
+            index_bytes=index_bytes,
         )
     )
 
@@ -178,7 +184,7 @@ def _bag_backward_leaf(table: Table) -> Leaf:
     return Leaf("aten._embedding_bag_backward", (*shapes, (_ZERO,)))
 
 
-def _sparse_backward(table: Table, element_bytes: float) -> list[Op]:
+def _sparse_backward(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
     """A sparse gradient: one row of the output's gradient per lookup."""
     weight, lookups = (table.rows, table.dim), table.lookups
     indices = (Leaf("aten._indices", (weight,)), Leaf("aten.detach", ((_ONE, lookups),)))
@@ -187,7 +193,7 @@ def _sparse_backward(table: Table, element_bytes: float) -> list[Op]:
     return [
         Op(
             "EmbeddingBagBackward0",
-            (_backward_kernel(table, element_bytes),),
+            (_backward_kernel(table, element_bytes, index_bytes),),
             (_bag_backward_leaf(table),),
             present=table.sharded,
             phase="backward",
@@ -197,13 +203,13 @@ def _sparse_backward(table: Table, element_bytes: float) -> list[Op]:
     ]
 
 
-def _dense_backward(table: Table, element_bytes: float) -> list[Op]:
+def _dense_backward(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
     """A replicated table's gradient is dense, for the all-reduce."""
     elements = table.rows * table.dim
     launches = (
         Launch(Memset(elements * element_bytes)),
-        Launch(Sort(table.lookups, INT64_BYTES)),
-        _backward_kernel(table, element_bytes),
+        Launch(Sort(table.lookups, index_bytes)),
+        _backward_kernel(table, element_bytes, index_bytes),
     )
     return [
         Op(
@@ -218,15 +224,22 @@ def _dense_backward(table: Table, element_bytes: float) -> list[Op]:
     ]
 
 
-def _batched(group: Group, element_bytes: float, optimizer: Optimizer) -> list[Op]:
+def _batched(group: Group, element_bytes: float, index_bytes: float, optimizer: Optimizer) -> list[Op]:
     indices, offsets = (group.lookups,), (_bags(group),)
     name = "dense_embedding_codegen_lookup_function"
     if not group.dense:
         name = f"split_embedding_codegen_lookup_{optimizer.value}_function"
     kernel = EmbeddingForward(
-        group.batch, group.rows, group.pooling, group.dim, group.skew, element_bytes, batched=True
+        group.batch,
+        group.rows,
+        group.pooling,
+        group.dim,
+        group.skew,
+        element_bytes,
+        batched=True,
+        index_bytes=index_bytes,
     )
-    check = elementwise("bounds_check_indices", group.lookups, read=INT64_BYTES, written=0.0)
+    check = elementwise("bounds_check_indices", group.lookups, read=index_bytes, written=0.0)
     return [
         Op(
             "fbgemm::bounds_check_indices",
@@ -252,7 +265,9 @@ def _bags(group: Group) -> Array:
     return np.asarray((group.batch * (group.rows > 0)).sum(axis=-1))
 
 
-def _batched_backward(group: Group, element_bytes: float, optimizer: Optimizer) -> list[Op]:
+def _batched_backward(
+    group: Group, element_bytes: float, index_bytes: float, optimizer: Optimizer
+) -> list[Op]:
     """Sort the lookups, find runs of equal rows, then one pass over the rows.
 
     The sequence of launches is the one in public traces of FBGEMM's backward: `linearize_index`, radix sort,
@@ -268,14 +283,15 @@ def _batched_backward(group: Group, element_bytes: float, optimizer: Optimizer) 
         element_bytes,
         batched=True,
         optimizer=None if group.dense else optimizer.value,
+        index_bytes=index_bytes,
     )
     launches = [
-        elementwise("linearize_index", keys, read=INT64_BYTES, written=INT64_BYTES + INT32_BYTES),
-        Launch(Sort(keys, INT64_BYTES)),
+        elementwise("linearize_index", keys, read=index_bytes, written=index_bytes + INT32_BYTES),
+        Launch(Sort(keys, index_bytes)),
         tiny(),
         tiny(),
         tiny(),
-        elementwise("run_length_encode", keys, read=INT64_BYTES, written=INT64_BYTES + INT32_BYTES),
+        elementwise("run_length_encode", keys, read=index_bytes, written=index_bytes + INT32_BYTES),
         tiny(),
         tiny(),
         elementwise("cumsum", keys, read=INT32_BYTES, written=INT32_BYTES),

@@ -172,6 +172,7 @@ class EmbeddingForward:
         skew: Zipf exponent of the accesses.
         element_bytes: of a weight.
         batched: one table-batched launch for all `t` (sum over them); else `t` has size 1.
+        index_bytes: of an index or an offset.
     """
 
     batch: Dim
@@ -181,6 +182,7 @@ class EmbeddingForward:
     skew: Dim
     element_bytes: Dim
     batched: bool = False
+    index_bytes: float = 8.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +200,7 @@ class EmbeddingBackward:
     element_bytes: Dim
     batched: bool = False
     optimizer: str | None = None
+    index_bytes: float = 8.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from perfcore.design.model import Loss
-from perfcore.design.training import EmbeddingFusion, Precision
+from perfcore.design.training import EmbeddingFusion, IndexType, Precision
 from perfcore.graph.kernels import Array, CopyKind, Memcpy, Reduction
-from perfcore.graph.ops import Launch, Leaf, Op, Shape
-from perfcore.graph.parts import FP32_BYTES, INT64_BYTES, cast, elementwise
+from perfcore.graph.ops import Launch, Leaf, Op, Shape, Stream
+from perfcore.graph.parts import FP32_BYTES, cast, elementwise
 from perfcore.graph.sizes import Sizes
 
 MODULE = "loss"
 
 
 def input_copies(
-    sizes: Sizes, embedding: EmbeddingFusion, *, pinned_input: bool, distributed: bool
+    sizes: Sizes,
+    embedding: EmbeddingFusion,
+    index_dtype: IndexType,
+    *,
+    pinned_input: bool,
+    distributed: bool,
 ) -> tuple[Op, ...]:
     """`.to(device)` of each host tensor: dense, indices, offsets, labels.
 
@@ -28,8 +33,8 @@ def input_copies(
     dense: Shape = (batch, float(sizes.dims.num_dense_features))
     return (
         _copy(dense, batch * (sizes.dims.num_dense_features * FP32_BYTES), pinned=pinned_input),
-        *(_copy((n,), n * INT64_BYTES, pinned=pinned_input) for n, _ in lookups),
-        *(_copy((n,), n * INT64_BYTES, pinned=pinned_input) for _, n in lookups),
+        *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input) for n, _ in lookups),
+        *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input) for _, n in lookups),
         _copy((batch, 1.0), batch * FP32_BYTES, pinned=pinned_input),
     )
 
@@ -71,6 +76,12 @@ def read(sizes: Sizes) -> tuple[Op, ...]:
     copy = Launch(Memcpy(FP32_BYTES, CopyKind.D2H), blocks=True)
     leaf = Leaf("aten._local_scalar_dense", ((),))
     return (Op("aten::item", (copy,), (leaf,), phase="forward", module=MODULE),)
+
+
+def synchronize(sizes: Sizes, *, distributed: bool) -> tuple[Op, ...]:
+    """`torch.cuda.synchronize()`: the host waits for every stream."""
+    streams = tuple(Stream) if distributed else (Stream.COMPUTE,)
+    return (Op("cudaDeviceSynchronize", blocks_on=streams, phase="optimizer", module="synchronize"),)
 
 
 def backward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perfcore.design.design import Design
 from perfcore.design.model import EmbeddingTable
-from perfcore.design.training import EmbeddingFusion
+from perfcore.design.training import EmbeddingFusion, IndexType
 from perfcore.measure.table_batched import uses_fbgemm
 
 Ints = NDArray[np.int64]
@@ -24,8 +24,8 @@ class Batch:
 
     Attributes:
         dense: `(b, n)` float32.
-        indices: per table `(l,)` int64; one tensor for all tables where they are batched.
-        offsets: per table `(b,)` int64, the start of each bag; one tensor where tables are batched
+        indices: per table `(l,)`, of the design's `index_dtype`; one tensor for all tables where they are batched.
+        offsets: per table `(b,)` likewise, the start of each bag; one tensor where tables are batched
             (`(t b,)`, sample by sample; for FBGEMM `(t b + 1,)`, table by table).
         labels: `(b, 1)` float32, 0 or 1.
         pinned: the tensors lie in pinned memory.
@@ -68,10 +68,11 @@ def make_batch(design: Design, *, rng: np.random.Generator, device: str = "cpu")
         bags = [_batched(model.tables, rows, lengths)]
     else:
         bags = [(r, _starts(n)) for r, n in zip(rows, lengths, strict=True)]
+    dtype = torch.int32 if design.training.index_dtype is IndexType.INT32 else torch.int64
     batch = Batch(
         dense,
-        tuple(torch.from_numpy(indices) for indices, _ in bags),
-        tuple(torch.from_numpy(offsets) for _, offsets in bags),
+        tuple(torch.from_numpy(indices).to(dtype) for indices, _ in bags),
+        tuple(torch.from_numpy(offsets).to(dtype) for _, offsets in bags),
         labels,
     )
     if device.startswith("cuda") and design.training.pinned_input:

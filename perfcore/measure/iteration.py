@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, pairwise
 
 import numpy as np
@@ -123,8 +124,22 @@ def _notes(design: Design, *, device: str) -> tuple[str, ...]:
 def _step(model: Dlrm, design: Design, first: Batch, *, device: str) -> Step:
     optimizers = make_optimizers(model, design)
     if design.fusion.launches is Launches.CUDA_GRAPH and device.startswith("cuda"):
-        return _captured(lambda batch: train_step(model, optimizers, batch), first, device=device)
-    return lambda batch: train_step(model, optimizers, batch)
+        step = _captured(lambda batch: train_step(model, optimizers, batch), first, device=device)
+    else:
+        step = partial(train_step, model, optimizers)
+    waits = design.training.synchronize and device.startswith("cuda")
+    return _waited(step, device=device) if waits else step
+
+
+def _waited(step: Step, *, device: str) -> Step:
+    """The step, after which the host waits for the device."""
+
+    def run(batch: Batch) -> Tensor:
+        loss = step(batch)
+        torch.cuda.synchronize(device)
+        return loss
+
+    return run
 
 
 def _captured(step: Step, first: Batch, *, device: str) -> Step:

@@ -44,6 +44,7 @@ def predict_rows() -> list[dict[str, Any]]:
                     "published_error_pct": float(row["published_error_pct"]),
                     "active_ms": round(p.device_active_us / 1e3, 4),
                     "measured_active_ms": active_ms(row),
+                    "traced_active_ms": float(row["traced_active_ms"]) if row["traced_active_ms"] else None,
                     "bound_by": p.bound_by,
                 }
             )
@@ -101,16 +102,18 @@ def draw(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Print the table, write `results.json` and the figure."""
     rows = predict_rows()
-    columns = (
-        "device           design          batch  measured predicted  error % published    active predicted"
+    print(
+        "device           design          batch  measured predicted  error % published"
+        "    active    traced predicted"
     )
-    print(columns)
     for r in rows:
-        active = "" if r["measured_active_ms"] is None else f"{r['measured_active_ms']:9.2f}"
+        active, traced = (
+            "" if r[key] is None else f"{r[key]:.2f}" for key in ("measured_active_ms", "traced_active_ms")
+        )
         print(
             f"{r['device']:16s} {r['design']:14s} {r['global_batch']:6d} {r['measured_ms']:9.2f} "
             f"{r['predicted_ms']:9.2f} {r['error_pct']:8.1f} {r['published_error_pct']:9.1f} "
-            f"{active:>9s} {r['active_ms']:9.2f}"
+            f"{active:>9s} {traced:>9s} {r['active_ms']:9.2f}"
         )
     totals = summary(rows)
     for device, total in totals.items():

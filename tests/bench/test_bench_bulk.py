@@ -16,6 +16,7 @@ from perfcore.design.training import (
     Communication,
     EmbeddingFusion,
     Fusion,
+    IndexType,
     InteractionFusion,
     Launches,
     MlpFusion,
@@ -88,6 +89,8 @@ def structures(distributed, few):
             table_precision=Precision.FP32,
             pinned_input=True,
             read_loss=False,
+            synchronize=False,
+            index_dtype=IndexType.INT64,
             distributed=distributed,
             fusion=Fusion(*fusion),
         )

@@ -22,6 +22,7 @@ from perfcore.design.sharding import ShardingPlan
 from perfcore.design.training import (
     EmbeddingFusion,
     Fusion,
+    IndexType,
     Launches,
     Optimizer,
     Precision,
@@ -234,6 +235,8 @@ training_st = st.builds(
     table_precision=st.sampled_from([Precision.FP32, Precision.BF16]),
     pinned_input=st.booleans(),
     read_loss=st.booleans(),
+    synchronize=st.booleans(),
+    index_dtype=st.sampled_from(IndexType),
 )
 
 

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfcore.design.design import Design
 from perfcore.design.model import Interaction, Loss
-from perfcore.design.training import Optimizer, OptimizerFusion, Precision
+from perfcore.design.training import IndexType, Optimizer, OptimizerFusion, Precision
 from perfcore.graph.capture import capture, on_cuda
 from perfcore.graph.dlrm import graph_of
 from perfcore.measure.batch import Batch, make_batch
@@ -48,6 +48,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"tables": TABLES[:1]},
     {"interaction": Interaction.CAT, "tables": (replace(TABLES[0], embedding_dim=3), *TABLES[1:])},
     {"table_precision": Precision.BF16},
+    {"index_dtype": IndexType.INT32},
     {"table_precision": Precision.BF16, "precision": Precision.BF16, "interaction": Interaction.DCN_V2},
 ]
 # Merging a sparse gradient's rows, or reading the loss, needs values, which fake tensors have not.

@@ -16,6 +16,7 @@ from perfcore.design.sharding import ShardingType
 from perfcore.design.training import (
     Communication,
     EmbeddingFusion,
+    IndexType,
     InteractionFusion,
     Launches,
     MlpFusion,
@@ -230,3 +231,25 @@ def test_the_loss_is_read_before_the_backward_pass_or_after_the_graph() -> None:
     assert captured.captured_from == 2
     assert [r.name for r in captured.regions[:2]] == ["read_loss", "input"]
     assert captured.regions[0].ops[0].launches[0].blocks
+
+
+def test_the_host_waits_at_the_end_of_the_iteration_or_after_the_graph() -> None:
+    eager = graph_of(small(synchronize=True))
+    assert eager.regions[-1].ops[0].blocks_on == (Stream.COMPUTE,)
+    captured = graph_of(
+        small(
+            replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED, launches=Launches.CUDA_GRAPH),
+            synchronize=True,
+        )
+    )
+    assert captured.captured_from == 2
+    assert [r.name for r in captured.regions[:2]] == ["synchronize", "input"]
+
+
+def test_indices_of_half_the_width_halve_their_copies() -> None:
+    def copied(dtype: IndexType) -> float:
+        graph = graph_of(small(replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED), index_dtype=dtype))
+        sizes = [float(np.max(k.bytes)) for k in kernels(graph) if isinstance(k, Memcpy)]
+        return sum(sizes[1:3])  # after the dense input: indices, offsets
+
+    assert copied(IndexType.INT32) == copied(IndexType.INT64) / 2
