@@ -123,15 +123,15 @@ def critical_us_by_op(edge_us: Sequence[EdgeTime], iterations: int) -> dict[int,
 def op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: dict[int, float]) -> tuple[OpCost, ...]:
     """Costs by name, module and phase, by falling share of the critical path, then of device time."""
     groups: dict[tuple[str, str, str], list[float]] = {}
-    launch = 0
+    launch, by_launch_us = 0, kernel_us.tolist()
     for index, op in _numbered(graph):
-        if not np.any(op.present):
+        if op.present is not True and not np.any(op.present):
             launch += len(op.launches)
             continue
         sums = groups.setdefault((op.name, op.module, op.phase), [0, 0, 0.0, 0.0])
         sums[0] += 1
         sums[1] += len(op.launches)
-        sums[2] += float(kernel_us[launch : launch + len(op.launches)].sum())
+        sums[2] += sum(by_launch_us[launch : launch + len(op.launches)])
         sums[3] += critical_us.get(index, 0.0)
         launch += len(op.launches)
     costs = [OpCost(*key, int(s[0]), int(s[1]), s[2], s[3]) for key, s in groups.items()]

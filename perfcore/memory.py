@@ -147,7 +147,11 @@ def embedding_bytes(dims: Dims, structure: Structure) -> Array:
 
 def memory_of(design: Design) -> MemoryBreakdown:
     """Bytes per rank, `(r,)` by kind, of one design."""
-    dims, structure = dims_of([design]), structure_of(design)
+    return memory_at(dims_of([design]), structure_of(design))
+
+
+def memory_at(dims: Dims, structure: Structure) -> MemoryBreakdown:
+    """Bytes per rank, `(r,)` by kind, of the first design of `(n, r)` dims."""
     parameters = dense_parameters(dims, structure).value()
     kinds: dict[str, Array] = {kind: np.zeros((1, dims.num_ranks)) for kind in KINDS}
     parts: list[Mapping[str, Array]] = [

@@ -21,10 +21,10 @@ from perfcore.cost.model import Calibration, CostModel
 from perfcore.design.design import Design
 from perfcore.errors import DesignError
 from perfcore.graph.dims import dims_of, structure_of
-from perfcore.graph.dlrm import DlrmBuilder, graph_of
+from perfcore.graph.dlrm import DlrmBuilder
 from perfcore.graph.kernels import Kernel, resolve
 from perfcore.graph.ops import WorkloadGraph
-from perfcore.memory import MemoryBreakdown, memory_of
+from perfcore.memory import MemoryBreakdown, memory_at
 from perfcore.profile.profile import Profile
 from perfcore.profile.schema import KnownError
 from perfcore.schedule import compile_steps, schedule
@@ -125,11 +125,12 @@ class Predictor:
         Raises:
             UnsupportedError: the design asks for what cannot run (a blocking copy inside a CUDA graph).
         """
-        graph = graph_of(design)
+        dims, structure = dims_of([design]), structure_of(design)
+        graph = DlrmBuilder(dims).graph(structure)
         kernels = [resolve(launch.kernel) for launch in graph.launches()]
         durations_us = self.cost.predict_us(kernels)
         timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
-        return self._explained(design, graph, kernels, timeline)
+        return self._explained(design, graph, kernels, timeline, memory_at(dims, structure))
 
     def iteration_time_us(self, design: Design) -> float:
         """The iteration time alone."""
@@ -154,13 +155,17 @@ class Predictor:
         return np.asarray(np.maximum(timeline.iteration_time_us, feed_us))
 
     def _explained(
-        self, design: Design, graph: WorkloadGraph, kernels: Sequence[Kernel], timeline: Timeline
+        self,
+        design: Design,
+        graph: WorkloadGraph,
+        kernels: Sequence[Kernel],
+        timeline: Timeline,
+        memory: MemoryBreakdown,
     ) -> Prediction:
         rank = int(timeline.critical_clock[0]) // 4
         path = timeline.critical_path()
         kernel_us = np.nan_to_num(timeline.end_us[0, :, rank] - timeline.start_us[0, :, rank])
         shares = self._calibration_shares(kernels, kernel_us)
-        memory = memory_of(design)
         period_us, feed_us = float(timeline.iteration_time_us[0]), _feed_us(design)
         edge_us = edge_times(timeline, path)
         bound = bound_shares(edge_us, kernels)

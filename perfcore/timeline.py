@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -29,8 +28,11 @@ class Reason(StrEnum):
     BLOCKING = "blocking"
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+_HOST_STEP = int(Opcode.HOST)
+_HOST_KINDS = (*(kind for kind in HostKind if kind >= 0), HostKind.NONE)  # by number; -1 is the last
+
+
+class Edge(NamedTuple):
     """One step of the critical path.
 
     Attributes:
@@ -172,24 +174,39 @@ def _union(start: Array, end: Array, period: float) -> float:
 
 def lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, list[Edge]]:
     """From a clock at the iteration's end back to the clock at its start that decided it."""
-    edges: list[Edge] = []
-    columns = [steps.table[name].tolist() for name in ("target", "opcode", "op", "launch", "kind")]
-    clocks = steps.clocks
-    rank, clock_of_rank = divmod(clock, clocks)
-    for target, source, opcode, op, launch, kind in _backwards(columns, sources.tolist()):
-        if target != clock_of_rank or source[rank] < 0:
+    table, clocks = steps.table, steps.clocks
+    first, rows, owns, decided = _back(
+        table["target"], table["opcode"], table["launch"], sources, clock, clocks
+    )
+    passed = table[rows]
+    columns = [passed[name].tolist() for name in ("op", "launch", "kind", "opcode")]
+    edges = [
+        Edge(op, own // clocks, launch, _HOST_KINDS[kind], _reason(opcode, source, own, clocks))
+        for op, launch, kind, opcode, own, source in zip(
+            *columns, owns.tolist(), decided.tolist(), strict=True
+        )
+    ]
+    return first, edges
+
+
+@numba.njit(cache=True)
+def _back(
+    targets: Any, opcodes: Any, launches: Any, sources: NDArray[np.int64], clock: int, clocks: int
+) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The clock at the start, and in order of time the steps of the path, their clocks, and what decided them."""
+    rows = np.empty((3, len(targets)), dtype=np.int64)
+    count = 0
+    for i in range(len(targets) - 1, -1, -1):
+        source = sources[i, clock // clocks]
+        if targets[i] != clock % clocks or source < 0:
             continue
-        own, decided = clocks * rank + target, source[rank]
         # A wait that waited for nothing is no edge.
-        if launch >= 0 or opcode == Opcode.HOST or decided != own:
-            edges.append(Edge(op, rank, launch, HostKind(kind), _reason(opcode, decided, own, clocks)))
-        rank, clock_of_rank = divmod(decided, clocks)
-    return clocks * rank + clock_of_rank, edges[::-1]
-
-
-def _backwards(columns: list[list[int]], sources: list[list[int]]) -> Iterator[tuple[Any, ...]]:
-    target, opcode, op, launch, kind = columns
-    return zip(target[::-1], sources[::-1], opcode[::-1], op[::-1], launch[::-1], kind[::-1], strict=True)
+        if launches[i] >= 0 or opcodes[i] == _HOST_STEP or source != clock:
+            rows[0, count], rows[1, count], rows[2, count] = i, clock, source
+            count += 1
+        clock = source
+    rows = rows[:, :count][:, ::-1]
+    return clock, rows[0], rows[1], rows[2]
 
 
 def _reason(opcode: int, source: int, own: int, clocks: int) -> Reason:

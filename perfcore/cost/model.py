@@ -48,8 +48,10 @@ class CostModel:
     def predict_us(self, kernels: Sequence[Kernel]) -> list[Array]:
         """One array per kernel, in order; kernels of one kind are priced in one call."""
         durations: list[Array] = [np.empty(0)] * len(kernels)
-        for kind in {type(k) for k in kernels}:
-            at = [i for i, k in enumerate(kernels) if type(k) is kind]
+        places: dict[type, list[int]] = {}
+        for i, kernel in enumerate(kernels):
+            places.setdefault(type(kernel), []).append(i)
+        for kind, at in places.items():
             for i, us in zip(at, self._models[kind].predict_us([kernels[i] for i in at]), strict=True):
                 durations[i] = us
         return durations

@@ -60,7 +60,8 @@ def stack(kernels: Sequence[Any]) -> Stacked:
     names = _names(kernels[0]) if kernels else ()
     values = [[_plain(getattr(k, n)) for n in names] for k in kernels]
     shapes = tuple(_shape(k, names, v) for k, v in zip(kernels, values, strict=True))
-    columns = {n: _column([v[i] for v in values], shapes) for i, n in enumerate(names)}
+    single = all(_size(s) == 1 for s in set(shapes))
+    columns = {n: _column([v[i] for v in values], shapes, single=single) for i, n in enumerate(names)}
     for name, column in columns.items():
         sound = np.isfinite(column) & (column >= 0)
         if not bool(np.all(sound)):
@@ -105,8 +106,17 @@ def _plain(value: Any) -> Any:
 
 
 def _shape(kernel: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[int, ...]:
-    if all(isinstance(v, (float, int)) for v in values):
-        return ()
+    shape: tuple[int, ...] = ()
+    for value in values:
+        own = value.shape if isinstance(value, np.ndarray) else ()
+        if own and own != shape:
+            if shape:
+                return _broadcast_shape(kernel, names, values)
+            shape = own
+    return shape
+
+
+def _broadcast_shape(kernel: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*(np.shape(v) for v in values))
     except ValueError:
@@ -116,11 +126,21 @@ def _shape(kernel: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[in
         ) from None
 
 
-def _column(values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Array:
-    if not any(shapes):
-        return np.array(values, dtype=np.float64).reshape(-1)
-    spread = [np.broadcast_to(v, s).ravel() for v, s in zip(values, shapes, strict=True)]
+def _column(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], *, single: bool) -> Array:
+    """`(s,)`: one dim of all kernels; `single` if each kernel has one element."""
+    if single:
+        return np.array([v.item() if isinstance(v, np.ndarray) else v for v in values], dtype=np.float64)
+    spread = [_spread(v, s) for v, s in zip(values, shapes, strict=True)]
     return np.concatenate(spread).astype(np.float64, copy=False)
+
+
+def _spread(value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    own = np.shape(value)
+    if own == shape:
+        return np.ravel(value)
+    if len(own) == 0 or value.size == 1:
+        return np.full(_size(shape), value.item() if own else value)
+    return np.broadcast_to(value, shape).ravel()
 
 
 def _size(shape: tuple[int, ...]) -> int:

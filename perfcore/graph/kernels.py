@@ -324,7 +324,7 @@ def dims(kernel: Kernel) -> dict[str, Dim]:
 
 def summed_dim(kernel: Kernel) -> str | None:
     """Name of the dim that is a `Total` or `Bucket`, `None` where there is none; at most one may be."""
-    names = [k for k, v in dims(kernel).items() if isinstance(v, (Total, Bucket))]
+    names = [k for k in kernel.__dataclass_fields__ if isinstance(getattr(kernel, k), (Total, Bucket))]
     assert len(names) <= 1, f"one summed dim at most, but got {names} in {kernel}"
     return names[0] if names else None
 
