@@ -23,6 +23,7 @@ from perfcore.design.model import Interaction, Loss
 from perfcore.design.training import (
     Communication,
     EmbeddingFusion,
+    IndexType,
     InteractionFusion,
     Launches,
     MlpFusion,
@@ -161,6 +162,7 @@ class SpaceTraining(Section):
     pinned_input: Switch[Flag] = True
     read_loss: Switch[Flag] = False
     synchronize: Switch[Flag] = False
+    index_dtype: Switch[IndexType] = IndexType.INT64
 
 
 class SpaceFusion(Section):
