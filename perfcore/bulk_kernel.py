@@ -59,27 +59,83 @@ def evaluate(
     Returns:
         Whether all codes are on the grid; the first that is not ends the work.
     """
-    dominators = np.empty(block.alive.shape[1], dtype=np.uint64)
+    most = block.alive.shape[1]
+    deciding = np.ones(len(order), dtype=np.uint64)  # by place in `order`: bit r for rank r
+    dominators = np.empty(most, dtype=np.uint64)
     for s in range(len(bounds) - 1):
+        alike = programs.rank_bounds[s] == programs.rank_bounds[s + 1]
         for begin in range(bounds[s], bounds[s + 1], BLOCK):
-            members = order[begin : min(begin + BLOCK, bounds[s + 1])]
-            if not _read(codes, members, sizes, block.columns):
+            end = min(begin + BLOCK, bounds[s + 1])
+            block.members[: end - begin] = order[begin:end]
+            if not _read(codes, end - begin, sizes, block):
                 return False
-            _place(programs, s, len(members), block)
-            _weigh(programs, s, block, members, hbm_bytes)
-            _decide(programs, s, block, len(members), dominators)
-            _iterate(programs, s, block, members, time_us)
+            _place(programs, s, end - begin, block)
+            _fullest(programs, s, end - begin, block, hbm_bytes)
+            if alike:
+                block.alive[:, 0] = 0
+                _iterate(programs, s, end - begin, block, 1, time_us)
+            else:
+                _decide(programs, s, block, dominators, deciding[begin:end])
+        if not alike:
+            members = order[bounds[s] : bounds[s + 1]]
+            _by_ranks(programs, s, members, deciding[bounds[s] : bounds[s + 1]], codes, sizes, block, time_us)
     return True
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _read(codes: Any, members: Any, sizes: Any, columns: Any) -> bool:
+def _by_ranks(
+    programs: Any,
+    structure: int,
+    members: Any,
+    deciding: Any,
+    codes: Any,
+    sizes: Any,
+    block: Block,
+    time_us: Array,
+) -> None:
+    """Iteration times of one structure's candidates; those of which equally many ranks decide run together."""
+    for ranks in range(1, block.alive.shape[1] + 1):
+        room, count = min(len(block.state) // (ranks * ranks), BLOCK), 0
+        for i in range(len(members)):
+            if _ones(deciding[i]) == ranks:
+                block.members[count] = members[i]
+                _spread(deciding[i], block.alive[count])
+                count += 1
+            if count and (count == room or i == len(members) - 1):
+                _read(codes, count, sizes, block)
+                _place(programs, structure, count, block)
+                _iterate(programs, structure, count, block, ranks, time_us)
+                count = 0
+
+
+@numba.njit(cache=True)
+def _ones(bits: Any) -> int:
+    count = 0
+    while bits:
+        bits &= bits - np.uint64(1)
+        count += 1
+    return count
+
+
+@numba.njit(cache=True)
+def _spread(bits: Any, ranks: Any) -> None:
+    """The ranks whose bits are set, in order."""
+    count = 0
+    for r in range(len(ranks)):
+        if (bits >> np.uint64(r)) & np.uint64(1):
+            ranks[count] = r
+            count += 1
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _read(codes: Any, count: int, sizes: Any, block: Block) -> bool:
     """The members' codes, one axis a row; whether all are on the grid."""
     sound = True
-    for j in range(len(members)):
+    for j in range(count):
+        i = block.members[j]
         for axis in range(len(sizes)):
-            code = codes[members[j], axis]
-            columns[axis, j] = code
+            code = codes[i, axis]
+            block.columns[axis, j] = code
             sound &= (code >= 0) & (code < sizes[axis])
     return sound
 
@@ -100,48 +156,43 @@ def _place(programs: Any, structure: int, count: int, block: Block) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _weigh(programs: Any, structure: int, block: Block, members: Any, hbm_bytes: Array) -> None:
+def _fullest(programs: Any, structure: int, count: int, block: Block, hbm_bytes: Array) -> None:
     """Bytes of the fullest rank."""
     held, values = block.held, programs.values
     ranks = held.shape[1]
-    for j in range(len(members)):
+    for j in range(count):
         for r in range(ranks):
             held[j, r] = 0.0
     for z in range(programs.memory_bounds[structure], programs.memory_bounds[structure + 1]):
         key, offset, ranked = programs.memory_rows[z]
         places = block.places[block.position[key]]
-        for j in range(len(members)):
+        for j in range(count):
             start = offset + places[j] * (ranks if ranked else 1)
             for r in range(ranks):
                 held[j, r] += values[start + (r if ranked else 0)]
-    for j in range(len(members)):
+    for j in range(count):
         most = held[j, 0]
         for r in range(1, ranks):
             most = max(most, held[j, r])
-        hbm_bytes[members[j]] = most
+        hbm_bytes[block.members[j]] = most
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _decide(programs: Any, structure: int, block: Block, count: int, dominators: Any) -> None:
-    """Ranks that no other dominates in every table, in order; of equal ranks the first."""
-    begin, end = programs.rank_bounds[structure], programs.rank_bounds[structure + 1]
+def _decide(programs: Any, structure: int, block: Block, dominators: Any, deciding: Any) -> None:
+    """Ranks that no other dominates in every table; of equal ranks the first."""
     ranks = len(dominators)
-    for j in range(count):
-        block.alive[j, 0], block.counts[j] = 0, 1
-        if begin == end:
-            continue
+    for j in range(len(deciding)):
         dominators[:] = ~np.uint64(0)
-        for y in range(begin, end):
+        for y in range(programs.rank_bounds[structure], programs.rank_bounds[structure + 1]):
             place = block.places[block.position[programs.rank_rows[y, 0]], j]
             start = programs.rank_rows[y, 1] + place * ranks
             for r in range(ranks):
                 dominators[r] &= programs.dominators[start + r]
-        alive = 0
+        alive = np.uint64(0)
         for r in range(ranks):
             if not _dominated(dominators, r):
-                block.alive[j, alive] = r
-                alive += 1
-        block.counts[j] = alive
+                alive |= np.uint64(1) << np.uint64(r)
+        deciding[j] = alive
 
 
 @numba.njit(cache=True, fastmath=FAST)
@@ -157,21 +208,12 @@ def _dominated(dominators: Any, rank: int) -> bool:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _iterate(programs: Any, structure: int, block: Block, members: Any, time_us: Array) -> None:
-    """Iteration times; candidates of which equally many ranks decide run together."""
-    most = block.counts[: len(members)].max()
-    for ranks in range(1, most + 1):
-        room, lanes = len(block.state) // (ranks * ranks), 0
-        for j in range(len(members)):
-            if block.counts[j] == ranks:
-                block.lanes[lanes] = j
-                lanes += 1
-            if lanes and (lanes == room or j == len(members) - 1):
-                run(programs, structure, block, lanes, ranks)
-                for q in range(lanes):
-                    us = _mean_of_one(block, q) if ranks == 1 else _mean_of_many(block, q, ranks)
-                    time_us[members[block.lanes[q]]] = us
-                lanes = 0
+def _iterate(programs: Any, structure: int, count: int, block: Block, ranks: int, time_us: Array) -> None:
+    """Iteration times of a block."""
+    run(programs, structure, block, count, ranks)
+    for q in range(count):
+        us = _mean_of_one(block, q) if ranks == 1 else _mean_of_many(block, q, ranks)
+        time_us[block.members[q]] = us
 
 
 @numba.njit(cache=True, fastmath=FAST)

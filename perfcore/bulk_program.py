@@ -32,34 +32,33 @@ _FILL, _GUARD, _CURVE = int(Instruction.FILL), int(Instruction.GUARD), int(Instr
 
 
 class Block(NamedTuple):
-    """Working memory of a block of at most b candidates.
+    """Working memory of a block of at most b candidates of one structure.
 
     Attributes:
+        members: `(b,)` candidates.
         columns: `(a, b)` codes.
         position: `(keys,)`: of each key, its row in `places`.
         places: `(u, b)`: where a candidate lies in a table of the structure's u-th key.
-        alive: `(b, r)`: the ranks that decide, first `counts`, `(b,)`, of them.
-        lanes: `(b,)`: candidates that run together.
-        taken: `(2, b)`: which of `lanes` take a row, outside and inside a guard.
-        amount: `(b,)` by lane.
-        buckets: `(slots, b, 4)` by lane: filled, cap, what is still to come, and what counts as nothing to come.
-        state: `(m, 16)` matrices by lane, room for `max(b, r²)`.
         held: `(b, r)` bytes.
+        alive: `(b, r)`: the ranks that decide, first.
+        taken: `(2, b)`: which of the block take a row, outside and inside a guard.
+        amount: `(b,)`.
+        buckets: `(slots, 4, b)`: filled, cap, what is still to come, and what counts as nothing to come.
+        state: `(m, 16)` matrices, room for `max(b, r²)`.
         spare: `(3, 16)`.
         weights: `(1, 16)`.
     """
 
+    members: NDArray[np.int64]
     columns: NDArray[np.int32]
     position: NDArray[np.int64]
     places: NDArray[np.int32]
+    held: Array
     alive: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    lanes: NDArray[np.int64]
     taken: NDArray[np.int64]
     amount: Array
     buckets: Array
     state: NDArray[np.float32]
-    held: Array
     spare: NDArray[np.float32]
     weights: NDArray[np.float32]
 
@@ -67,17 +66,16 @@ class Block(NamedTuple):
 def new_block(*, axes: int, keys: int, ranks: int, slots: int) -> Block:
     """Working memory for programs of so many keys, ranks and bucket lists on a grid of so many axes."""
     return Block(
+        members=np.empty(BLOCK, dtype=np.int64),
         columns=np.empty((axes, BLOCK), dtype=np.int32),
         position=np.empty(keys, dtype=np.int64),
         places=np.empty((keys, BLOCK), dtype=np.int32),
-        alive=np.empty((BLOCK, ranks), dtype=np.int64),
-        counts=np.empty(BLOCK, dtype=np.int64),
-        lanes=np.empty(BLOCK, dtype=np.int64),
+        held=np.empty((BLOCK, ranks)),
+        alive=np.zeros((BLOCK, ranks), dtype=np.int64),
         taken=np.empty((2, BLOCK), dtype=np.int64),
         amount=np.empty(BLOCK),
-        buckets=np.empty((slots, BLOCK, 4)),
+        buckets=np.empty((slots, 4, BLOCK)),
         state=aligned(max(BLOCK, ranks * ranks)),
-        held=np.empty((BLOCK, ranks)),
         spare=aligned(3),
         weights=aligned(1),
     )
@@ -91,17 +89,17 @@ def aligned(count: int) -> NDArray[np.float32]:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def run(programs: Any, structure: int, block: Block, lanes: int, ranks: int) -> None:
-    """The program of the first `lanes` of `block.lanes`, of each of which `ranks` ranks decide."""
-    _identities(block.state, lanes, ranks)
-    for q in range(lanes):
+def run(programs: Any, structure: int, block: Block, count: int, ranks: int) -> None:
+    """The program of the first `count` of a block, of each of which `ranks` ranks decide."""
+    _identities(block.state, count, ranks)
+    for q in range(count):
         block.taken[0, q], block.amount[q] = q, 0.0
     rows, caps = programs.rows, programs.caps
     row, end = programs.row_bounds[structure], programs.row_bounds[structure + 1]
-    guard_end, taken = row, block.taken[0, :lanes]
+    guard_end, taken = row, block.taken[0, :count]
     while row < end:
         if row == guard_end:
-            taken = block.taken[0, :lanes]
+            taken = block.taken[0, :count]
         kind, places = rows[row, _KIND], block.places[block.position[rows[row, _KEY]]]
         if kind == _LOCAL:
             _local(programs.matrices, rows[row, _OFFSET], places, block, taken, ranks)
@@ -110,21 +108,21 @@ def run(programs: Any, structure: int, block: Block, lanes: int, ranks: int) -> 
         elif kind in (_JOINT, _CURVE):
             _launches(rows[row], caps[row], programs.values, places, block, taken, ranks)
         elif kind == _GUARD:
-            taken = _within(block, lanes)
+            taken = _within(block, count)
             guard_end = row + rows[row, _COUNT] + 1
             if len(taken) == 0:
                 row = guard_end - 1
         else:
-            _sums(rows[row], caps[row], programs.values, places, block, taken)
+            _sums(rows[row], caps[row], programs.values, places, block, count)
         row += 1
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _identities(state: Any, lanes: int, ranks: int) -> None:
-    for m in range(lanes * ranks * ranks):
+def _identities(state: Any, count: int, ranks: int) -> None:
+    for m in range(count * ranks * ranks):
         for x in range(CLOCKS * CLOCKS):
             state[m, x] = np.float32(-np.inf)
-    for q in range(lanes):
+    for q in range(count):
         for k in range(ranks):
             for clock in range(CLOCKS):
                 state[(q * ranks + k) * ranks + k, (CLOCKS + 1) * clock] = np.float32(0.0)
@@ -132,65 +130,69 @@ def _identities(state: Any, lanes: int, ranks: int) -> None:
 
 @numba.njit(cache=True, fastmath=FAST)
 def _local(matrices: Any, offset: int, places: Any, block: Block, taken: Any, ranks: int) -> None:
+    size, state = ranks * ranks, block.state
     if ranks == 1:
         for q in taken:
-            multiply(matrices, offset + places[block.lanes[q]], block.state, q, block.state, q)
+            multiply(matrices, offset + places[q], state, q, state, q)
         return
-    size = ranks * ranks
     for q in taken:
-        x = offset + places[block.lanes[q]]
+        x = offset + places[q]
         for m in range(q * size, q * size + size):
-            multiply(matrices, x, block.state, m, block.state, m)
+            multiply(matrices, x, state, m, state, m)
 
 
 @numba.njit(cache=True, fastmath=FAST)
 def _ranked(
     matrices: Any, offset: int, length: int, places: Any, block: Block, taken: Any, ranks: int
 ) -> None:
+    state = block.state
     for q in taken:
-        lane = block.lanes[q]
-        x = offset + places[lane] * length
+        x = offset + places[q] * length
         for k in range(ranks):
             for m in range((q * ranks + k) * ranks, (q * ranks + k + 1) * ranks):
-                multiply(matrices, x + block.alive[lane, k], block.state, m, block.state, m)
+                multiply(matrices, x + block.alive[q, k], state, m, state, m)
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _within(block: Block, lanes: int) -> Any:
-    """Of all lanes, those whose amount is not 0."""
-    count = 0
-    for q in range(lanes):
-        block.taken[1, count] = q
-        count += block.amount[q] > 0
-    return block.taken[1, :count]
+def _within(block: Block, count: int) -> Any:
+    """Those whose amount is not 0."""
+    inside = 0
+    for q in range(count):
+        block.taken[1, inside] = q
+        inside += block.amount[q] > 0
+    return block.taken[1, :inside]
 
 
 @numba.njit(cache=True, fastmath=FAST)
 def _launches(row: Any, caps: Any, values: Any, places: Any, block: Block, taken: Any, ranks: int) -> None:
     """A launch on every deciding rank; absent where its duration is negative."""
-    target, collective = row[_TARGET], row[_COLLECTIVE] and ranks > 1
+    target, offset, length = row[_TARGET], row[_OFFSET], row[_LENGTH]
     _weigh(block.weights[0], target, row[_AWAITED], caps[0], caps[1])
+    ranked, curve = row[_KIND] == _JOINT and length > 1, row[_KIND] == _CURVE
+    collective = row[_COLLECTIVE] and ranks > 1
     for q in taken:
-        lane = block.lanes[q]
-        start = row[_OFFSET] + places[lane] * row[_LENGTH]
-        ranked = row[_KIND] == _JOINT and row[_LENGTH] > 1
-        shared = 0.0 if ranked else _shared_us(row, values, start, block.amount[q])
+        start = offset + places[q] * length
+        shared = 0.0
+        if curve:
+            shared = _curve_us(row, values, start, block.amount[q])
+        elif not ranked:
+            shared = values[start]
         for k in range(ranks):
-            us = values[start + block.alive[lane, k]] if ranked else shared
+            us = values[start + block.alive[q, k]] if ranked else shared
             if us < 0:
                 continue
             for m in range((q * ranks + k) * ranks, (q * ranks + k + 1) * ranks):
                 launch(block.state, m, block.weights, target, np.float32(0.0 if collective else us))
         if collective:
-            _join(row, values, start, shared, block, q, ranks)
+            _join(target, ranked, values, start, shared, block, q, ranks)
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _shared_us(row: Any, values: Any, start: int, amount: float) -> float:
-    """A duration that is the same on all ranks; that of a curve follows the amount."""
-    if row[_KIND] == _CURVE and amount > 0:
+def _curve_us(row: Any, values: Any, start: int, amount: float) -> float:
+    """A duration that follows the amount; negative where the launch is absent."""
+    if amount > 0:
         return at(values, start, row[_EXPONENT], row[_POINTS], amount)
-    return float(min(values[start], 0.0) if row[_KIND] == _CURVE else values[start])
+    return float(min(values[start], 0.0))
 
 
 @numba.njit(cache=True, fastmath=FAST)
@@ -207,57 +209,58 @@ def _weigh(weights: Any, target: int, awaited: int, gap_us: float, latency_us: f
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _join(row: Any, values: Any, start: int, shared: float, block: Block, q: int, ranks: int) -> None:
+def _join(
+    target: int, ranked: Any, values: Any, start: int, shared: float, block: Block, q: int, ranks: int
+) -> None:
     """The ranks of a collective, which have arrived, end together."""
-    ranked, lane = row[_KIND] == _JOINT and row[_LENGTH] > 1, block.lanes[q]
-    first, begin = q * ranks * ranks, CLOCKS * row[_TARGET]
+    first, state = q * ranks * ranks, block.state
     for other in range(ranks):
-        for x in range(begin, begin + CLOCKS):
+        for x in range(CLOCKS * target, CLOCKS * target + CLOCKS):
             latest = np.float32(-np.inf)
             for k in range(ranks):
-                us = values[start + block.alive[lane, k]] if ranked else shared
+                us = values[start + block.alive[q, k]] if ranked else shared
                 if us >= 0:
-                    latest = max(latest, block.state[first + k * ranks + other, x])
+                    latest = max(latest, state[first + k * ranks + other, x])
             for k in range(ranks):
-                us = values[start + block.alive[lane, k]] if ranked else shared
+                us = values[start + block.alive[q, k]] if ranked else shared
                 if us >= 0:
-                    block.state[first + k * ranks + other, x] = latest + np.float32(us)
+                    state[first + k * ranks + other, x] = latest + np.float32(us)
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _sums(row: Any, caps: Any, values: Any, places: Any, block: Block, taken: Any) -> None:
-    """A step of a sum or of a bucket."""
-    kind, offset, amount, lanes = row[_KIND], row[_OFFSET], block.amount, block.lanes
+def _sums(row: Any, caps: Any, values: Any, places: Any, block: Block, count: int) -> None:
+    """A step of a sum or of a bucket; never behind a guard."""
+    kind, offset, amount = row[_KIND], row[_OFFSET], block.amount
     if kind == _ADD:
-        for q in taken:
-            amount[q] += values[offset + places[lanes[q]]]
+        for q in range(count):
+            amount[q] += values[offset + places[q]]
     elif kind == _FILL:
-        for q in taken:
-            amount[q] = _fill(block.buckets[row[_COUNT], q], caps[1], values[offset + places[lanes[q]]])
+        _fill(block.buckets[row[_COUNT]], caps[1], values, offset, places, amount, count)
     elif kind == _OPEN:
-        for q in taken:
-            _open(block.buckets[row[_COUNT], q], caps[0], amount[q])
+        _open(block.buckets[row[_COUNT]], caps[0], amount, count)
     else:
-        for q in taken:
-            amount[q] = 0.0
+        amount[:count] = 0.0
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _open(bucket: Array, cap: float, total: float) -> None:
-    """An empty bucket."""
-    # Terms are summed in another order than they are taken away, so the rest may miss 0 by rounding.
-    bucket[0], bucket[1], bucket[2], bucket[3] = 0.0, cap, total, total * 1e-12
+def _open(bucket: Any, cap: float, amount: Array, count: int) -> None:
+    """Empty buckets."""
+    for q in range(count):
+        bucket[0, q], bucket[1, q], bucket[2, q] = 0.0, cap, amount[q]
+        # Terms are summed in another order than they are taken away, so the rest may miss 0 by rounding.
+        bucket[3, q] = amount[q] * 1e-12
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _fill(bucket: Array, next_cap: float, value: float) -> float:
-    """`Bucket.value`'s rule, one term further; the bytes that close here."""
-    filled = bucket[0] + value
-    bucket[2] -= value
-    if filled < bucket[1] and bucket[2] > bucket[3]:
-        bucket[0] = filled
-        return 0.0
-    bucket[0] = 0.0
-    if filled > 0:
-        bucket[1] = next_cap
-    return float(filled)
+def _fill(
+    bucket: Any, next_cap: float, values: Any, offset: int, places: Any, amount: Array, count: int
+) -> None:
+    """`Bucket.value`'s rule, one term further; the amount is the bytes that close here."""
+    for q in range(count):
+        value = values[offset + places[q]]
+        filled, rest, cap = bucket[0, q] + value, bucket[2, q] - value, bucket[1, q]
+        closes = (filled >= cap) | (rest <= bucket[3, q])
+        amount[q] = filled if closes else 0.0
+        bucket[0, q] = 0.0 if closes else filled
+        bucket[1, q] = next_cap if closes & (filled > 0) else cap
+        bucket[2, q] = rest

@@ -61,6 +61,7 @@ class Assembler:
     _row_bounds: list[int] = field(default_factory=lambda: [0])
     _used: list[list[int]] = field(default_factory=list)
     _ranked: list[list[tuple[int, int]]] = field(default_factory=list)
+    _dominance: list[tuple[NDArray[np.uint64], Axes]] = field(default_factory=list)
     _memory: list[list[tuple[int, int, int]]] = field(default_factory=list)
     _merged: dict[tuple[int, int], tuple[Local, Local, Local | None]] = field(default_factory=dict)
     _slots: int = 1
@@ -75,8 +76,8 @@ class Assembler:
     def add(self, segments: Sequence[Segment], memory: Iterable[Any]) -> None:
         """Append one structure's program and the grid arrays whose sum is its memory."""
         self._used.append([])
-        self._ranked.append([])
         self._emit(self._merge(segments))
+        self._emit_ranks()
         self._row_bounds.append(len(self._rows))
         self._memory.append([self._memory_row(t, axes) for t, axes in self._sums(memory)])
 
@@ -196,7 +197,20 @@ class Assembler:
         for other in range(values.shape[1]):
             slower = (values[:, other : other + 1] >= values).all(axis=-1)
             masks |= slower.astype(np.uint64) << np.uint64(other)
-        self._ranked[-1].append((self._key(axes), self._dominators.add(masks.reshape(-1))))
+        self._dominance.append((masks, axes))
+
+    def _emit_ranks(self) -> None:
+        """As few tables of dominance as stay small; a rank must be dominated in all that there are."""
+        out: list[tuple[NDArray[np.uint64], Axes]] = []
+        for masks, axes in self._dominance:
+            union = tuple(sorted({*axes, *(out[-1][1] if out else ())}))
+            if out and entries(union, self.sizes) <= self.max_entries:
+                both = [expand(m, a, union, self.sizes) for m, a in (out[-1], (masks, axes))]
+                out[-1] = (both[0] & both[1], union)
+            else:
+                out.append((masks, axes))
+        self._ranked.append([(self._key(a), self._dominators.add(m.reshape(-1))) for m, a in out])
+        self._dominance.clear()
 
     def _emit_curve(self, launch: CurveLaunch) -> None:
         curve = launch.curve
