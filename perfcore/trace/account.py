@@ -139,3 +139,8 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 def _length(intervals: Iterable[tuple[float, float]]) -> float:
     return sum(end - begin for begin, end in intervals)
+
+
+def union_us(starts_us: Sequence[float], ends_us: Sequence[float]) -> float:
+    """Time that at least one of the intervals covers."""
+    return _length(_union(zip(starts_us, ends_us, strict=True)))

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.errors import TraceError
-from perfcore.schedule import schedule
 from perfcore.steps import Steps
 from perfcore.trace.account import StepAccount, account_of
 from perfcore.trace.joint import check_joinable, join, joint_seeds_us, transfers_us
@@ -230,11 +229,6 @@ def joint_errors(
 def joint_steps(steps: Sequence[TracedStep], device: DeviceTimes, host_us: Sequence[HostTimes]) -> Steps:
     """All ranks as one program."""
     return join([replay_steps(s, device, host_us=h) for s, h in zip(steps, host_us, strict=True)], steps)
-
-
-def spacing_us(steps: Steps) -> float:
-    """Steady spacing of iterations."""
-    return float(schedule(steps).iteration_time_us[0])
 
 
 def _errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:

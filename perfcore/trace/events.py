@@ -26,7 +26,7 @@ class Event(NamedTuple):
     start_us: float
     end_us: float
     tid: str
-    correlation: int
+    correlation: int  # of an op: its record function id; -1 where the file has none
     arguments: Mapping[str, Any]  # of device and synchronisation events alone
     shapes: Shapes
     types: tuple[str, ...]
@@ -42,6 +42,7 @@ class Events:
         self.device: list[Event] = []
         self.sync: list[Event] = []
         self.count = 0
+        self.pid = -1  # of the last op
         self._roles: dict[str, str] = {}
         self._seen: dict[str, Any] = {}
 
@@ -80,7 +81,11 @@ class Events:
         shapes, types, correlation, kept = (), (), -1, _NO_ARGUMENTS
         if role == "op":
             shapes, types = self._shapes(args)
-        elif role != "annotation":
+        if role == "op":
+            self.pid = whole(event.get("pid"))
+        if role in ("op", "annotation"):
+            correlation = whole(args.get("Record function id"))
+        else:
             correlation = whole(args.get("correlation", args.get("Correlation")))
             kept = _NO_ARGUMENTS if role == "runtime" else _kept(args)
         name, tid = self._same(str(event.get("name"))), self._same(str(event.get("tid")))

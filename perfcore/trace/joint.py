@@ -45,17 +45,19 @@ def transfers_us(steps: Sequence[TracedStep]) -> Array:
     return np.asarray(np.min(by_rank, axis=0), dtype=np.float64)
 
 
-def join(ranks: Sequence[Steps], traced: Sequence[TracedStep]) -> Steps:
+def join(ranks: Sequence[Steps], traced: Sequence[TracedStep], transfer_us: Array | None = None) -> Steps:
     """One program of `r` ranks from those of each.
 
     Args:
         ranks: compiled steps of each rank, one rank and one candidate each.
         traced: what they were compiled from.
+        transfer_us: `(i,)` of each collective; the shortest measured one by default.
 
     Raises:
         TraceError: the ranks run different collectives.
     """
     check_joinable(traced)
+    transfers = transfers_us(traced) if transfer_us is None else transfer_us
     cuts = [_collective_rows(s, t) for s, t in zip(ranks, traced, strict=True)]
     rows: list[NDArray[Any]] = []
     launches: list[Array] = []
@@ -82,7 +84,7 @@ def join(ranks: Sequence[Steps], traced: Sequence[TracedStep]) -> Steps:
         if number < len(cuts[0]):
             first = ranks[0].table[cuts[0][number]]
             rows.append(_together(first, len(launches)))
-            launches.append(np.full(len(ranks), transfers_us(traced)[number]))
+            launches.append(np.full(len(ranks), transfers[number]))
             launch_ops.append(int(first["op"]))
             communicates.append(True)
     return Steps(

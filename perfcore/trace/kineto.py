@@ -81,8 +81,9 @@ def _trace(head: Mapping[str, Any], events: Events, *, origin: str) -> KinetoTra
     every = (c for made in calls.values() for c in made)
     about_events = [c for c in every if "WaitEvent" in c.name or "EventRecord" in c.name]
     rank, world_size = _distributed(head)
+    device_name, device_bytes = _device(head)
     return KinetoTrace(
-        device_name=_device_name(head),
+        device_name=device_name,
         steps=_steps(events.annotation, ops),
         ops=ops,
         loose_calls=loose,
@@ -92,14 +93,27 @@ def _trace(head: Mapping[str, Any], events: Events, *, origin: str) -> KinetoTra
         rank=rank,
         world_size=world_size,
         base_us=whole(head.get("baseTimeNanoseconds"), otherwise=0) / _NS_PER_US,
+        device_bytes=device_bytes,
+        pid=events.pid,
+        nested=_nested(events),
         name=origin,
     )
 
 
-def _device_name(head: Mapping[str, Any]) -> str:
+def _nested(events: Events) -> tuple[tuple[Event, ...], ...]:
+    by_thread: dict[str, list[Event]] = defaultdict(list)
+    for event in (*events.op, *events.annotation):
+        by_thread[event.tid].append(event)
+    return tuple(tuple(sorted(t, key=lambda e: (e.start_us, -e.end_us))) for t in by_thread.values())
+
+
+def _device(head: Mapping[str, Any]) -> tuple[str, float]:
+    """Name and memory of the first device: files list all of the machine, of one kind as a rule."""
     properties = head.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else None
-    return str(first.get("name", "")) if isinstance(first, Mapping) else ""
+    if not isinstance(first, Mapping):
+        return "", 0.0
+    return str(first.get("name", "")), float(max(0, whole(first.get("totalGlobalMem"))))
 
 
 def _distributed(head: Mapping[str, Any]) -> tuple[int, int]:

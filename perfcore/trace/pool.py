@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,15 +20,25 @@ _KINDS = (HostKind.T1, HostKind.T2, HostKind.T3, HostKind.T4, HostKind.T5, HostK
 _QUEUE_DEPTH = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Untrimmed mean, standard deviation, median and count of some host times, µs."""
+
+    mean_us: float
+    std_us: float
+    median_us: float
+    count: int
+
+
 class HostPool:
     """Host times of some steps, pooled."""
 
     def __init__(self, steps: Iterable[TracedStep]) -> None:
-        self._samples: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        self._samples: dict[tuple[str | HostKind, ...], list[float]] = defaultdict(list)
         for step in steps:
             for name, before, times in _contexts(step):
                 for kind, us in zip(kinds(len(times)), times, strict=True):
-                    for key in ((before, name, kind.name), (name, kind.name), (kind.name,)):
+                    for key in ((before, name, kind), (name, kind), (kind,)):
                         self._samples[key].append(us)
         self._means = {key: float(np.mean(values)) for key, values in self._samples.items()}
 
@@ -40,9 +51,8 @@ class HostPool:
 
     def table(self, *, launch_latency_us: float, kernel_gap_us: float) -> OverheadTable:
         """Means by op name."""
-        names = {key[0] for key in self._samples if len(key) == 2}
         return OverheadTable(
-            by_op={name: self._op(name) for name in sorted(names)},
+            by_op={name: self._op(name) for name in self.ops()},
             default=self._op(None),
             launch_latency_us=launch_latency_us,
             kernel_gap_us=kernel_gap_us,
@@ -51,17 +61,28 @@ class HostPool:
             queue_depth=_QUEUE_DEPTH,
         )
 
+    def ops(self) -> list[str]:
+        """Names of all ops."""
+        return sorted({str(key[0]) for key in self._samples if len(key) == 2})
+
+    def spread(self, op: str, kind: HostKind) -> Spread | None:
+        """Mean, spread and count of one kind of one op, `None` where it has none."""
+        values = self._samples.get((op, kind))
+        if not values:
+            return None
+        return Spread(float(np.mean(values)), float(np.std(values)), float(np.median(values)), len(values))
+
     def _mean(self, before: str, name: str, kind: HostKind) -> float:
-        for key in ((before, name, kind.name), (name, kind.name), (kind.name,)):
+        for key in ((before, name, kind), (name, kind), (kind,)):
             if key in self._means:
                 return self._means[key]
         return 0.0
 
     def _op(self, name: str | None) -> OpOverheads:
         def mean(kind: HostKind) -> float:
-            return self._means.get((name or "", kind.name), self._means.get((kind.name,), 0.0))
+            return self._means.get((name or "", kind), self._means.get((kind,), 0.0))
 
-        seen = [len(self._samples.get((name or "", kind.name), ())) for kind in _KINDS]
+        seen = [len(self._samples.get((name or "", kind), ())) for kind in _KINDS]
         return OpOverheads(
             t1_us=mean(HostKind.T1),
             t2_us=mean(HostKind.T2),

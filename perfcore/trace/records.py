@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
 
@@ -99,6 +100,30 @@ class SyncRecord:
     record_correlation: int
 
 
+class NestedOp(Protocol):
+    """An op or annotation at any depth."""
+
+    @property
+    def name(self) -> str:
+        """As the profiler prints it."""
+        ...
+
+    @property
+    def start_us(self) -> float:
+        """On the trace's clock."""
+        ...
+
+    @property
+    def end_us(self) -> float:
+        """Likewise."""
+        ...
+
+    @property
+    def correlation(self) -> int:
+        """Its record function id, -1 without one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KinetoTrace:
     """One process's trace.
@@ -114,6 +139,9 @@ class KinetoTrace:
         rank: of the process, 0 where the file does not say.
         world_size: processes, 1 where the file does not say.
         base_us: what times of this file lack to the machine's clock.
+        device_bytes: memory of the first device, 0 where the file does not say.
+        pid: of the process, -1 where the file does not say.
+        nested: every op and annotation of each thread, by start.
         name: of the file.
     """
 
@@ -127,4 +155,7 @@ class KinetoTrace:
     rank: int = 0
     world_size: int = 1
     base_us: float = 0.0
+    device_bytes: float = 0.0
+    pid: int = -1
+    nested: tuple[Sequence[NestedOp], ...] = ()
     name: str = "trace"

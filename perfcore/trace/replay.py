@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numba
@@ -36,6 +37,27 @@ class DeviceTimes:
     gap_us: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """One step of one rank, as it is scheduled.
+
+    Attributes:
+        step: of a trace.
+        host_us: host times of each op in the order in which its steps spend them.
+        durations_us: of its kernels.
+        device: launch latency and gap.
+    """
+
+    step: TracedStep
+    host_us: HostTimes
+    durations_us: Sequence[float]
+    device: DeviceTimes
+
+    def steps(self) -> Steps:
+        """Ready for the schedule."""
+        return replay_steps(self.step, self.device, host_us=self.host_us, durations_us=self.durations_us)
+
+
 def device_times(traces: Iterable[KinetoTrace]) -> DeviceTimes:
     """Medians over all traces: of launches to an idle stream, and of kernels that were queued long before."""
     latencies, gaps = [], []
@@ -60,20 +82,64 @@ def replay_steps(
         host_us: host times of each op in the order in which its steps spend them; the step's own by default.
         durations_us: of its kernels; the measured ones by default. Delays by later launches come on top.
     """
-    durations = [
-        np.array(us + delay)
-        for us, delay in zip(durations_us or step.durations_us, step.delays_us, strict=True)
-    ]
-    steps = compile_steps(step.graph, durations, _form_table(device))
+    steps = _compiled(step, device)
+    durations = np.array(durations_us or step.durations_us) + np.array(step.delays_us)
     rows = steps.table.copy()
     rows["us"][rows["kind"] >= 0] = [us for times in host_us or step.host_us for us in times]
-    return replace(steps, table=rows)
+    return replace(steps, table=rows, durations_us=durations[:, None, None])
+
+
+@lru_cache(maxsize=64)
+def _compiled(step: TracedStep, device: DeviceTimes) -> Steps:
+    """The graph's steps, whose host times and durations are still to be filled in."""
+    durations = [np.zeros(())] * len(step.launched)
+    return compile_steps(step.graph, durations, _form_table(device))
 
 
 def walked_us(steps: Steps, seeds_us: Array) -> Array:
     """`(r,)`: host time from the given clocks, `(r * c,)`, at the start to the end of one iteration."""
     state = walk_from(steps.table, steps.durations_us, steps.masks, 0, seeds_us)
     return np.asarray(state[:: steps.clocks] - seeds_us[:: steps.clocks])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walked:
+    """One iteration from given clocks, µs.
+
+    Attributes:
+        start_us: `(l, r)`, NaN where a rank has no such launch; a collective starts when its rank arrives.
+        end_us: `(l, r)`.
+        host_us: `(S, r)`: the host's clock after each step.
+    """
+
+    start_us: Array
+    end_us: Array
+    host_us: Array
+
+
+def walk(steps: Steps, seeds_us: Array) -> Walked:
+    """Every start and end of one iteration that starts with the given clocks, `(r * c,)`."""
+    launches, ranks = len(steps.launch_ops), steps.num_ranks
+    start, end = np.full((launches, ranks), np.nan), np.full((launches, ranks), np.nan)
+    host = np.empty((len(steps.table), ranks))
+    _walk(steps.table, steps.durations_us, steps.masks, seeds_us.copy(), start, end, host)
+    return Walked(start, end, host)
+
+
+@numba.njit(cache=True)
+def _walk(
+    table: Any, durations: Array, masks: Any, state: Array, start: Array, end: Array, host: Array
+) -> None:
+    ranks = durations.shape[2]
+    clocks = len(state) // ranks
+    sources, starts = np.empty(ranks, dtype=np.int64), np.empty(ranks)
+    for i in range(len(table)):
+        step = table[i]
+        walk_step(step, durations, masks, 0, state, sources, starts)
+        for r in range(ranks):
+            host[i, r] = state[clocks * r]
+            if sources[r] >= 0 and step.launch >= 0:
+                start[step.launch, r], end[step.launch, r] = starts[r], state[clocks * r + step.target]
 
 
 def replayed_us(step: TracedStep, steps: Steps) -> float:

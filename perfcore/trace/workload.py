@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.graph.kernels import Kernel as GraphKernel
-from perfcore.graph.kernels import MeasuredKernel
 from perfcore.graph.ops import Launch, Op, Region, Stream, StreamId, WorkloadGraph
 from perfcore.steps import CLOCK_OF, clock_of
 from perfcore.trace.link import Launched, Wait, awaited_streams, is_collective, stream_waits
 from perfcore.trace.pieces import Piece, host_us, kernels_by_correlation, launch_queue, step_pieces
 from perfcore.trace.records import Interval, Kernel, KinetoTrace, RuntimeCall
+from perfcore.trace.shapes import kernels_of
 
 Array = NDArray[np.float64]
 MAX_CLOCKS = 60  # a step's awaited clocks are bits of 64
@@ -146,11 +145,12 @@ class TraceGraphs:
         for wait in waits:
             source = registers.get(wait.earlier, self.streams[launched[wait.earlier].kernel.stream])
             after.setdefault(wait.later, []).append(source)
+        kernels = kernels_of(launched)
         ops, made = [], 0
         for number, (piece, own) in enumerate(zip(pieces, by_piece, strict=True)):
             launches = tuple(
                 Launch(
-                    kernel_of(x),
+                    kernels[made + i],
                     stream=self.streams[x.kernel.stream],
                     after=tuple(after.get(made + i, ())),
                     blocks=x.call.blocks,
@@ -214,11 +214,6 @@ def streams_of(trace: KinetoTrace) -> dict[int, StreamId]:
             number += 1
             roles[stream] = number
     return roles
-
-
-def kernel_of(launch: Launched) -> GraphKernel:
-    """The kernel as a graph holds it; its work is not known."""
-    return MeasuredKernel(launch.kernel.name, launch.kernel.duration_us)
 
 
 def _joined(call: RuntimeCall, kernels: Sequence[Kernel]) -> Kernel:
