@@ -125,7 +125,7 @@ def read_manifest(run_dir: Path) -> Manifest:
     path = run_dir / FILE
     try:
         return Manifest(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise StorageError(f"{run_dir} holds no run: {FILE} is missing.") from None
     except (OSError, ValueError, TypeError) as err:
         raise StorageError(

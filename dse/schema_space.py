@@ -34,6 +34,7 @@ from perfcore.design.training import (
 
 T = TypeVar("T")
 MAX_CHOICES = 1_000
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"  # of a study; it becomes that of a folder
 
 
 class Choices(Section, Generic[T]):
@@ -243,7 +244,7 @@ class DatasetEntry(Section):
 class SpaceFile(Section):
     """A space file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    name: Annotated[str, Field(pattern=NAME)]
     description: str = ""
     model: SpaceModel
     training: SpaceTraining

@@ -28,6 +28,12 @@ def message_of(error: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if kind == "value_error":
         return text
     shown = _shown(value)
+    if kind in ("model_type", "dict_type"):
+        return f"a mapping of keys to values is needed, but got {shown}"
+    if kind == "list_type":
+        return f"a list is needed, but got {shown}"
+    if kind == "too_short":
+        return f"{error['ctx']['min_length']} or more must be in the list, but got {shown}"
     return f"{text[:1].lower()}{text[1:]}, but got {shown}"
 
 

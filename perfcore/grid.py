@@ -33,7 +33,9 @@ def entries(axes: Axes, sizes: Sequence[int]) -> int:
 def tabulate(array: Any, axes: Axes, sizes: Sequence[int]) -> NDArray[Any]:
     """`(e, r)`, r as in the array: a grid array over all combinations of `axes`, the last fastest."""
     values = np.asarray(array)
-    values = values.reshape((1,) * (len(sizes) + 1 - values.ndim) + values.shape)
+    missing = len(sizes) + 1 - values.ndim
+    # Constants of a graph have a candidate axis even where the grid has none.
+    values = values.reshape((1,) * missing + values.shape[max(0, -missing) :])
     ranks = values.shape[-1]
     values = values[tuple(slice(None) if a in axes else 0 for a in range(len(sizes)))]
     return np.broadcast_to(values, (*(sizes[a] for a in axes), ranks)).reshape(-1, ranks)

@@ -220,6 +220,7 @@ def _eigenvector(matrix: Array, mean: float) -> tuple[Array, int]:
     size = len(matrix)
     paths = matrix - mean
     for k in range(size):
+        paths[k, k] = min(paths[k, k], 0.0)  # rounding; a cycle of positive weight would double with every k
         for i in range(size):
             for j in range(size):
                 paths[i, j] = max(paths[i, j], paths[i, k] + paths[k, j])

@@ -21,7 +21,12 @@ def trace_events(prediction: Prediction, *, iterations: int = 3) -> dict[str, An
     for rank in range(timeline.steps.num_ranks):
         events += [_named(rank, number, f"{stream} stream") for stream, number in CLOCK_OF.items()]
         events.append(
-            {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"predicted rank {rank}"}}
+            {
+                "ph": "M",
+                "pid": rank,
+                "name": "process_name",
+                "args": {"name": f"predicted rank {prediction.ranks[rank]}"},
+            }
         )
         for index, launch in enumerate(launches):
             start, end = timeline.start_us[0, index, rank], timeline.end_us[0, index, rank]

@@ -27,6 +27,7 @@ from perfcore.graph.ops import WorkloadGraph
 from perfcore.memory import MemoryBreakdown, memory_at
 from perfcore.profile.profile import Profile
 from perfcore.profile.schema import KnownError
+from perfcore.ranks import merged
 from perfcore.schedule import compile_steps, schedule
 from perfcore.timeline import CriticalPath, Timeline
 from perfcore.units import US_PER_S
@@ -79,6 +80,7 @@ class Prediction:
         known_errors: held-out errors of the kernel models in use.
         profile: name of the profile.
         rank: the rank that is described.
+        ranks: those of the timeline, in its order; of many ranks that do the same work, the first alone.
         timeline: every start and end.
         graph: what was scheduled.
     """
@@ -103,6 +105,7 @@ class Prediction:
     known_errors: tuple[KnownError, ...]
     profile: str
     rank: int
+    ranks: tuple[int, ...]
     timeline: Timeline
     graph: WorkloadGraph
 
@@ -123,14 +126,16 @@ class Predictor:
         """The design's steady iteration, explained.
 
         Raises:
-            UnsupportedError: the design asks for what cannot run (a blocking copy inside a CUDA graph).
+            UnsupportedError: the design asks for what cannot run (a blocking copy inside a CUDA graph), or has
+                too many ranks of different work.
         """
         dims, structure = dims_of([design]), structure_of(design)
         graph = DlrmBuilder(dims).graph(structure)
         kernels = [resolve(launch.kernel) for launch in graph.launches()]
         durations_us = self.cost.predict_us(kernels)
-        timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
-        return self._explained(design, graph, kernels, timeline, memory_at(dims, structure))
+        steps, ranks = merged(compile_steps(graph, durations_us, self.profile.overheads))
+        timeline = schedule(steps)
+        return self._explained(design, graph, kernels, timeline, ranks.tolist(), memory_at(dims, structure))
 
     def iteration_time_us(self, design: Design) -> float:
         """The iteration time alone."""
@@ -160,6 +165,7 @@ class Predictor:
         graph: WorkloadGraph,
         kernels: Sequence[Kernel],
         timeline: Timeline,
+        ranks: Sequence[int],
         memory: MemoryBreakdown,
     ) -> Prediction:
         rank = int(timeline.critical_clock[0]) // 4
@@ -190,7 +196,8 @@ class Predictor:
             fallback_ops=self.profile.overheads.unknown(op.name for op in graph.ops()),
             known_errors=self.profile.known_errors,
             profile=self.profile.name,
-            rank=rank,
+            rank=ranks[rank],
+            ranks=tuple(ranks),
             timeline=timeline,
             graph=graph,
         )

@@ -67,11 +67,15 @@ def _system(value: str, output: Path) -> str:
 
 def _write_checked(output: Path, text: str) -> StudyConfig:
     """Write the file only if it can be read back as a space."""
+    from dse.errors import StorageError
     from dse.manifest import write_atomically
     from dse.schema_space import SpaceFile
     from dse.study_config import study_of_document
     from dse.yaml_loader import parse_yaml
 
     config = study_of_document(parse_yaml(text, SpaceFile, source=str(output)), folder=output.parent)
-    write_atomically(output, text)
+    try:
+        write_atomically(output, text)
+    except StorageError as err:
+        raise StorageError(err.message, hint="Name a file in a writable folder with -o.") from None
     return config

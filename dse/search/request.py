@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 from dse.constraints import labels_of
 from dse.errors import StudyError
 from dse.manifest import Manifest, host, text_hash, versions
+from dse.schema_space import NAME
 from dse.search.sampler import DEFAULT_SAMPLER, check_sampler
 from dse.search.study import Effort
 from dse.study_config import StudyConfig
 
 MAX_EXACT = 10**9
+MAX_SEED = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,13 @@ def plan_run(config: StudyConfig, request: RunRequest) -> Plan:
     for name, value, least in (("trials", trials, 1), ("seed", seed, 0), ("workers", request.workers, 1)):
         if value < least:
             raise StudyError(f"`{name} >= {least}` must hold, but got {value}.")
+    if seed >= MAX_SEED:
+        raise StudyError(f"`seed < {MAX_SEED}` must hold, but got {seed}.")
+    if request.name is not None and not re.fullmatch(NAME, request.name):
+        raise StudyError(
+            f"A run's name is the name of its folder: letters, digits and `._-`, but got {request.name!r}.",
+            hint="Say with --runs-dir where the folder lies.",
+        )
     if request.resume and request.overwrite:
         raise StudyError("--resume goes on with a run and --overwrite throws it away: give one of them.")
     if search.method == "exact" and config.space.size > MAX_EXACT:

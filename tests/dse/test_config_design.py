@@ -159,12 +159,12 @@ def test_every_mistake_of_every_section_is_told(tmp_path: Path) -> None:
             "no bundled table set is called `criteo_terabite`.* did you mean `criteo_terabyte`",
         ),
         (["model.tables=own.csv"], r"model\.tables: .*own\.csv:1:1: cannot be read"),
-        (["model.tables=[]"], r"model\.tables: list should have at least 1 item"),
+        (["model.tables=[]"], r"model\.tables: 1 or more must be in the list"),
         (
             ["model.tables.0.embedding_dim=8"],
             r"model: The dot interaction needs one embedding_dim for all tables",
         ),
-        (["sharding.policy=auto", "sharding.plan=[]"], r"sharding\.plan: list should have at least 1 item"),
+        (["sharding.policy=auto", "sharding.plan=[]"], r"sharding\.plan: 1 or more must be in the list"),
         (["system.node=null"], "give `node`, `device`, or both"),
         (
             ["sharding.plan=[{table: a, type: table_wise, ranks: [0]}]"],

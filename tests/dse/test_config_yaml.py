@@ -57,7 +57,10 @@ def test_every_mistake_is_told_once_in_the_order_of_the_file() -> None:
         ("a: &x {}\ninner: *x\n", r"x\.yaml:2:8: not YAML: aliases .* are not supported"),
         ("inner: {}\n---\ninner: {}\n", "but found another document"),
         ("inner: \x07", "not YAML: unacceptable character"),
-        ("- 1\n- 2\n", r"x\.yaml:1:1: \(top level\): input should be a valid dictionary"),
+        (
+            "- 1\n- 2\n",
+            r"x\.yaml:1:1: \(top level\): a mapping of keys to values is needed, but got a list of 2",
+        ),
         ("? [a, b]\n: 1\n", "not YAML: found unhashable key"),
         (
             "inner: {width: " + "9" * 5000 + "}",

@@ -162,7 +162,7 @@ def test_batches_that_do_not_divide_are_not_counted(tmp_path: Path) -> None:
         ),
         (
             ["training.precision={choices: []}"],
-            r"training\.precision\.choices: list should have at least 1 item",
+            r"training\.precision\.choices: 1 or more must be in the list",
         ),
         (
             ["training.precision={choices: [fp32, fp32]}"],
@@ -214,7 +214,7 @@ def test_batches_that_do_not_divide_are_not_counted(tmp_path: Path) -> None:
             ["objectives=[{metric: hbm_gib}, {metric: hbm_gib}]"],
             r"objectives\.1\.metric: `hbm_gib` is already an objective",
         ),
-        (["objectives=[]"], "objectives: list should have at least 1 item"),
+        (["objectives=[]"], "objectives: 1 or more must be in the list"),
         (["constraints=[{metric: hbm_gib}]"], "give `min`, `max`, or both"),
         (["constraints=[{metric: hbm_gib, min: 2, max: 1}]"], "`min <= max` must hold"),
         (["constraints=[{metric: hbm_gib, max: .nan}]"], "input should be a finite number, but got nan"),

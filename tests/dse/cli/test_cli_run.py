@@ -158,6 +158,10 @@ def test_without_a_feasible_design_the_nearest_is_named(dse, space_file):
     [
         (("-n", "0"), "`trials >= 1` must hold, but got 0"),
         (("--seed", "-1"), "`seed >= 0` must hold"),
+        (("--seed", "4294967296"), "`seed < 4294967296` must hold"),
+        (("--name", ".."), "A run's name is the name of its folder: letters, digits and `._-`, but got '..'"),
+        (("--name", "a/b"), "but got 'a/b'"),
+        (("--name", ""), "but got ''"),
         (("--workers", "0"), "`workers >= 1` must hold"),
         (
             (
@@ -243,6 +247,7 @@ def test_init_refuses_what_no_run_could_use(dse, arguments, match, tmp_path):
     result = dse("init", *arguments)
     assert result.exit_code == 2
     assert match in result.stderr
+    assert "--runs-dir" not in result.stderr
     assert not list(tmp_path.glob("*.yaml"))
 
 

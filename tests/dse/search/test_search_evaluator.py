@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,20 @@ def test_what_is_priced_in_bulk_is_what_the_exported_design_is_predicted_to_take
         fullest = prediction.memory.total.max()
         assert evaluation.metrics["hbm_gib"][row] * 2**30 == pytest.approx(float(fullest), rel=1e-6)
         assert (evaluation.margins[row, 0] <= 0) == prediction.fits
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_space_without_an_axis_is_one_design(tmp_path, ranks):
+    path = tmp_path / "fixed.yaml"
+    path.write_text(re.sub(r"\{choices: \[([^],]*)[^]]*\]\}", r"\1", SPACE), encoding="utf-8")
+    config = load_space(path, overrides=[f"system.world_size={ranks}", "fusion.embedding=table_batched"])
+    assert config.space.axes == ()
+    pricing = pricing_of(config, None)
+    evaluation = pricing.factory().evaluate(np.empty((1, 0), dtype=np.int16))
+    (tmp_path / "design.yaml").write_text(pricing.design_text(np.empty(0, dtype=np.int16)), encoding="utf-8")
+    design = load_design(tmp_path / "design.yaml", place=plan_for)
+    predicted_us = Predictor(profile_for(config.space.device, config.space.node)).iteration_time_us(design)
+    assert evaluation.metrics["iteration_time_ms"][0] * 1e3 == pytest.approx(predicted_us, rel=2e-3)
 
 
 def test_many_at_once_are_priced_as_one_by_one(priced):
