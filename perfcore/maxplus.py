@@ -40,8 +40,23 @@ def fold_ranks(steps: Steps) -> Array:
 
 def compose(later: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """`later ⊗ earlier`; both `(..., k, k)`."""
-    columns = [np.max(later + earlier[..., None, :, j], axis=-1) for j in range(earlier.shape[-1])]
-    return np.stack(columns, axis=-1)
+    lead, size = np.broadcast_shapes(later.shape[:-2], earlier.shape[:-2]), later.shape[-1]
+    full = (*lead, size, size)
+    flat = [np.broadcast_to(m, full).reshape(-1, size, size) for m in (later, earlier)]
+    out = np.empty_like(flat[0])
+    _compose(flat[0], flat[1], out)
+    return out.reshape(full)
+
+
+@numba.njit(cache=True)
+def _compose(later: Any, earlier: Any, out: Any) -> None:
+    for e in range(len(out)):
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                best = later[e, i, 0] + earlier[e, 0, j]
+                for k in range(1, out.shape[1]):
+                    best = max(best, later[e, i, k] + earlier[e, k, j])
+                out[e, i, j] = best
 
 
 def eigenvalue(matrix: Array) -> Array:

@@ -61,6 +61,7 @@ class Assembler:
     _row_bounds: list[int] = field(default_factory=lambda: [0])
     _used: list[list[int]] = field(default_factory=list)
     _ranked: list[list[tuple[int, int]]] = field(default_factory=list)
+    _stored: dict[int, tuple[Local, int, NDArray[np.uint64] | None]] = field(default_factory=dict)
     _dominance: list[tuple[NDArray[np.uint64], Axes]] = field(default_factory=list)
     _memory: list[list[tuple[int, int, int]]] = field(default_factory=list)
     _merged: dict[tuple[int, int], tuple[Local, Local, Local | None]] = field(default_factory=dict)
@@ -174,13 +175,23 @@ class Assembler:
         self._caps.append(caps)
 
     def _emit_local(self, local: Local) -> None:
-        matrices = local.matrices.astype(np.float32)
-        ranks = matrices.shape[1]
-        offset = self._matrices.add(matrices.reshape(-1, 16))
+        known = self._stored.get(id(local))
+        if known is None:
+            # The segment is kept, so that its id stays its own.
+            known = self._stored[id(local)] = (local, *self._store(local))
+        _, offset, masks = known
+        ranks = local.matrices.shape[1]
         kind = Instruction.LOCAL if ranks == 1 else Instruction.RANKED
         self._row(kind, axes=local.axes, offset=offset, length=ranks)
-        if ranks > 1:
-            self._emit_dominance(local.axes, matrices.reshape(len(matrices), ranks, 16))
+        if masks is not None:
+            self._dominance.append((masks, local.axes))
+
+    def _store(self, local: Local) -> tuple[int, NDArray[np.uint64] | None]:
+        """Where a segment's matrices begin, and its ranks' dominance if they differ."""
+        matrices = local.matrices.astype(np.float32)
+        ranks = matrices.shape[1]
+        masks = _dominance(matrices.reshape(len(matrices), ranks, 16)) if ranks > 1 else None
+        return self._matrices.add(matrices.reshape(-1, 16)), masks
 
     def _emit_joint(self, joint: Joint) -> None:
         offset, ranks = self._values.add(joint.us.reshape(-1)), joint.us.shape[1]
@@ -189,15 +200,7 @@ class Assembler:
             Instruction.JOINT, axes=joint.axes, caps=caps, offset=offset, length=ranks, **_columns(joint)
         )
         if ranks > 1:
-            self._emit_dominance(joint.axes, joint.us[:, :, None])
-
-    def _emit_dominance(self, axes: Axes, values: NDArray[Any]) -> None:
-        """Which ranks are nowhere faster than each rank, from `(e, r, x)` values: bit b for rank b."""
-        masks = np.zeros(values.shape[:2], dtype=np.uint64)
-        for other in range(values.shape[1]):
-            slower = (values[:, other : other + 1] >= values).all(axis=-1)
-            masks |= slower.astype(np.uint64) << np.uint64(other)
-        self._dominance.append((masks, axes))
+            self._dominance.append((_dominance(joint.us[:, :, None]), joint.axes))
 
     def _emit_ranks(self) -> None:
         """As few tables of dominance as stay small; a rank must be dominated in all that there are."""
@@ -273,6 +276,15 @@ class Assembler:
     def _memory_row(self, table: Array, axes: Axes) -> tuple[int, int, int]:
         ranked = int(table.shape[1] > 1)
         return (self._key(axes), self._values.add(np.ascontiguousarray(table).reshape(-1)), ranked)
+
+
+def _dominance(values: NDArray[Any]) -> NDArray[np.uint64]:
+    """`(e, r)`: which ranks are nowhere faster than each, from `(e, r, x)` values: bit b for rank b."""
+    masks = np.zeros(values.shape[:2], dtype=np.uint64)
+    for other in range(values.shape[1]):
+        slower = (values[:, other : other + 1] >= values).all(axis=-1)
+        masks |= slower.astype(np.uint64) << np.uint64(other)
+    return masks
 
 
 def _columns(launch: Joint | CurveLaunch) -> dict[str, int]:
