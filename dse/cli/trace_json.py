@@ -133,8 +133,8 @@ def _joint(joint: JointAnalysis) -> dict[str, Any]:
 
 def _errors(errors: Errors) -> dict[str, Any]:
     return {
-        "mean_abs_pct": errors.mean_abs_pct,
-        "max_abs_pct": errors.max_abs_pct,
+        "mean_abs_pct": errors.mean_abs_pct if errors.pct else None,
+        "max_abs_pct": errors.max_abs_pct if errors.pct else None,
         "errors_pct": [round(e, 4) for e in errors.pct],
     }
 

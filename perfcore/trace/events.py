@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -75,6 +76,8 @@ class Events:
             end = start + float(event["dur"])
         except (KeyError, TypeError, ValueError):
             return None
+        if not start <= end < math.inf:
+            return None
         args = event.get("args")
         if not isinstance(args, Mapping):
             args = _NO_ARGUMENTS
@@ -97,9 +100,10 @@ class Events:
     def _shapes(self, args: Mapping[str, Any]) -> tuple[Any, Any]:
         """Shapes and types of the inputs, equal ones being one object."""
         dims = args.get("Input Dims", args.get("Input dims"))
-        if not dims:
+        if not dims or not isinstance(dims, list):
             return (), ()
         types = args.get("Input type", ())
+        types = types if isinstance(types, list) else []
         key = f"{dims}{types}"
         found = self._seen.get(key)
         if found is None:

@@ -190,7 +190,8 @@ def _host_ops(
 
 def _steps(annotations: Sequence[Event], ops: Sequence[HostOp]) -> tuple[Interval, ...]:
     """Spacing of step starts; the last step ends with its own record. Without steps, `zero_grad` cuts."""
-    marks = [Interval(e.name, e.start_us, e.end_us) for e in annotations if e.name.startswith(STEP_PREFIX)]
+    found = [Interval(e.name, e.start_us, e.end_us) for e in annotations if e.name.startswith(STEP_PREFIX)]
+    marks = list({mark.start_us: mark for mark in found}.values())
     if not marks:
         cuts = [op.start_us for op in ops if op.name.startswith("Optimizer.zero_grad")]
         first, last = min(op.start_us for op in ops), max(op.end_us for op in ops)

@@ -73,13 +73,14 @@ def retimed(analysis: Analysis, device: str) -> Retimed:
 
 
 def priced(rank: RankAnalysis, analysis: Analysis) -> tuple[PricedStep, ...]:
-    """Every kept step of a rank with kernel durations from shapes and the rank's mean host times.
+    """Every kept step of a rank that has kernels, with kernel durations from shapes and the rank's mean host times.
 
     Raises:
         TraceError: the trace's device is not in the catalogue.
     """
     pool = HostPool(rank.steps)
-    programs = [Program(s, pool.host_us(s), s.durations_us, analysis.device) for s in rank.steps]
+    busy = [s for s in rank.steps if any(s.durations_us)]
+    programs = [Program(s, pool.host_us(s), s.durations_us, analysis.device) for s in busy]
     return tuple(price_step(p.step, p, rank.trace) for p in programs)
 
 

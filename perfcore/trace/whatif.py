@@ -55,7 +55,7 @@ class Effect:
     @property
     def saved_share(self) -> float:
         """Share of the iteration that it saves."""
-        return 1.0 - self.after_us / self.before_us
+        return 1.0 - self.after_us / self.before_us if self.before_us > 0 else 0.0
 
 
 def parse_change(text: str) -> Change:
