@@ -28,7 +28,7 @@ _ACCOUNT = (
     ("T5", "t5_us"),
     ("no launch", "alone_us"),
     ("waits", "blocking_us"),
-    ("queue full", "queue_us"),
+    ("queue", "queue_us"),
     ("unexplained", "unexplained_us"),
     ("step", "step_us"),
 )
@@ -71,7 +71,7 @@ def _accounts(analysis: Analysis, title: str, columns: Sequence[tuple[str, str]]
     table = _table(title)
     table.add_column("rank")
     for label, _ in columns:
-        table.add_column(label, justify="right")
+        table.add_column(label, justify="right", overflow="fold")
     for rank in analysis.ranks:
         account = mean_account(rank.accounts)
         table.add_row(str(rank.trace.rank), *(f"{_ms(account, name):.2f}" for _, name in columns))
@@ -106,7 +106,7 @@ def _unexplained(console: Console, analysis: Analysis) -> None:
 def _replays(analysis: Analysis) -> Table:
     table = _table("Replayed: error of the step, %")
     columns = ("exact", "mean host times", "left out, mean", "left out, max", "wholly left out, mean", "max")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in ("steps", *columns):
         table.add_column(column, justify="right")
     for rank in analysis.ranks:
@@ -124,7 +124,7 @@ def _replays(analysis: Analysis) -> Table:
     if analysis.joint is not None:
         j = analysis.joint
         row = (_size(j.exact), _size(j.mean), _mean(j.leave_one_out), _size(j.leave_one_out), "", "")
-        table.add_row("all together", str(j.steps), *row)
+        table.add_row("together", str(j.steps), *row)
     return table
 
 
