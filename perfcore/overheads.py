@@ -8,6 +8,7 @@ In a profile they are a JSON file, `overheads.json`:
     default             t1_us, t2_us, t3_us, t4_us, t5_us, alone_us, count
     by_op               op name to the same seven keys
     aliases             op name to the name in `by_op` whose overheads it takes (optional)
+    kernels_block_host  true for a CPU, which runs its kernels itself (optional)
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class OverheadTable:
         graph_launch_us: host time of one graph launch.
         queue_depth: launches in flight before the launch call blocks.
         provenance: where the numbers come from; plain JSON values.
+        kernels_block_host: the host runs the kernels itself, one after the other: a CPU. Launches of CUDA's
+            implementations alone are left out, and there are no CUDA graphs.
     """
 
     by_op: Mapping[str, OpOverheads]
@@ -70,6 +73,7 @@ class OverheadTable:
     graph_launch_us: float
     queue_depth: int
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    kernels_block_host: bool = False
 
     def of(self, op: str) -> OpOverheads:
         """The op's overheads, or the default."""
@@ -92,6 +96,7 @@ def to_json(table: OverheadTable) -> dict[str, Any]:
         **{name: getattr(table, name) for name in CONSTANTS},
         "default": asdict(table.default),
         "by_op": {name: asdict(op) for name, op in sorted(table.by_op.items())},
+        "kernels_block_host": table.kernels_block_host,
     }
 
 
@@ -101,8 +106,9 @@ def overheads_from_json(data: Any) -> OverheadTable:
     Raises:
         ProfileError: a key is missing or unknown, a number is impossible, or a constant has no source.
     """
-    keys = ("schema_version", "provenance", *CONSTANTS, "default", "by_op", "aliases")
-    _check_keys(data, keys, optional=("aliases",), at="overheads")
+    optional = ("aliases", "kernels_block_host")
+    keys = ("schema_version", "provenance", *CONSTANTS, "default", "by_op", *optional)
+    _check_keys(data, keys, optional=optional, at="overheads")
     if data["schema_version"] != SCHEMA_VERSION:
         raise ProfileError(
             f"overheads.schema_version must be {SCHEMA_VERSION}, but got {data['schema_version']!r}.",
@@ -118,6 +124,7 @@ def overheads_from_json(data: Any) -> OverheadTable:
         default=_op(data["default"], at="overheads.default"),
         queue_depth=_whole(data["queue_depth"], low=1, at="overheads.queue_depth"),
         provenance=data["provenance"],
+        kernels_block_host=_flag(data.get("kernels_block_host", False), at="overheads.kernels_block_host"),
         **{name: _time(data[name], at=f"overheads.{name}") for name in CONSTANTS if name != "queue_depth"},
     )
 
@@ -171,6 +178,12 @@ def _time(value: Any, *, at: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ProfileError(f"`0 <= {at} < inf` must hold, but got {value!r}.")
     return float(value)
+
+
+def _flag(value: Any, *, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise ProfileError(f"{at} must be true or false, but got {value!r}.")
+    return value
 
 
 def _whole(value: Any, *, low: int, at: str) -> int:

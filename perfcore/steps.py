@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from perfcore.errors import DesignError, UnsupportedError
 from perfcore.graph.kernels import Collective
-from perfcore.graph.ops import Op, Stream, StreamId, WorkloadGraph
+from perfcore.graph.ops import Launch, Op, Stream, StreamId, WorkloadGraph
 from perfcore.graph.presence import Mask, Present, captured_streams, op_present
 from perfcore.overheads import OpOverheads, OverheadTable
 
@@ -154,6 +154,8 @@ class Encoder:
     def add(self, op: Op, *, captured: bool) -> None:
         """Append one op."""
         overheads, launches = self._overheads, op.launches
+        if overheads.kernels_block_host:
+            launches, captured = _on_host(launches), False  # there are no CUDA graphs either
         if captured and any(x.blocks for x in launches):
             raise UnsupportedError(f"A CUDA graph cannot block the host, but op {op.name!r} does.")
         forms = tuple(_form(x.stream, x.after, x.blocks, isinstance(x.kernel, Collective)) for x in launches)
@@ -179,13 +181,13 @@ class Encoder:
         """The host comes to the graph's launch; the graph starts when the compute stream gets there."""
         steps = [_host(HostKind.T1, self._overheads.of(GRAPH_LAUNCH).t1_us)]
         steps += [_wait(s, Stream.COMPUTE) for s in streams]
-        self._append(_records(steps), GRAPH_LAUNCH, -1)
+        self._append(_records([] if self._overheads.kernels_block_host else steps), GRAPH_LAUNCH, -1)
 
     def close_graph(self, streams: Sequence[StreamId]) -> None:
         """The launch call returns; the compute stream goes on when the whole graph has ended."""
         steps = [_host(HostKind.T4, self._overheads.graph_launch_us)]
         steps += [_wait(Stream.COMPUTE, s) for s in streams]
-        self._append(_records(steps), GRAPH_LAUNCH, -1)
+        self._append(_records([] if self._overheads.kernels_block_host else steps), GRAPH_LAUNCH, -1)
 
     @property
     def masks(self) -> Sequence[Mask]:
@@ -277,6 +279,14 @@ class Encoder:
         block = _records([step for step, _ in rows])
         block["mask"] = [self._mask(mask) for _, mask in rows]
         return block
+
+
+def _on_host(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """What a host that runs its kernels itself launches: each blocks, and CUDA's own are absent."""
+    return tuple(
+        replace(x, blocks=True, present=np.zeros((1, 1), dtype=bool) if x.cuda_only else x.present)
+        for x in launches
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from perfcore.design.training import (
     Communication,
     EmbeddingFusion,
     Fusion,
+    IndexType,
     InteractionFusion,
     Launches,
     MlpFusion,
@@ -103,6 +104,7 @@ def _training(data: dict[str, Any]) -> Training:
         "optimizer": Optimizer,
         "table_optimizer": Optimizer,
         "table_precision": Precision,
+        "index_dtype": IndexType,
     }
     return Training(**data | {k: _member(kind, data[k]) for k, kind in kinds.items() if k in data})
 

@@ -21,6 +21,7 @@ from perfcore.graph.parts import (
     accumulate_grad,
     elementwise,
     mask_of,
+    on_cuda_only,
     storage_bytes,
     tiny,
 )
@@ -208,7 +209,7 @@ def _dense_backward(table: Table, element_bytes: float, index_bytes: float) -> l
     elements = table.rows * table.dim
     launches = (
         Launch(Memset(elements * element_bytes)),
-        Launch(Sort(table.lookups, index_bytes)),
+        *on_cuda_only([Launch(Sort(table.lookups, index_bytes))]),
         _backward_kernel(table, element_bytes, index_bytes),
     )
     return [
@@ -243,7 +244,7 @@ def _batched(group: Group, element_bytes: float, index_bytes: float, optimizer: 
     return [
         Op(
             "fbgemm::bounds_check_indices",
-            (tiny(), check),
+            tuple(on_cuda_only((tiny(), check))),
             (Leaf("fbgemm.bounds_check_indices", (indices, offsets)),),
             present=group.present,
             phase="forward",
@@ -285,7 +286,7 @@ def _batched_backward(
         optimizer=None if group.dense else optimizer.value,
         index_bytes=index_bytes,
     )
-    launches = [
+    sort = [
         elementwise("linearize_index", keys, read=index_bytes, written=index_bytes + INT32_BYTES),
         Launch(Sort(keys, index_bytes)),
         tiny(),
@@ -299,8 +300,8 @@ def _batched_backward(
         tiny(),
         elementwise("find_long_segments", keys, read=INT32_BYTES, written=0.0),
         tiny(),
-        Launch(kernel),
     ]
+    launches = [*on_cuda_only(sort), Launch(kernel)]
     name = "Dense_Op" if group.dense else f"{optimizer.value}_Op"
     if group.dense:
         launches.insert(0, Launch(Memset(group.elements * element_bytes)))

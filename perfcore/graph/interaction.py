@@ -22,6 +22,7 @@ from perfcore.graph.parts import (
     INT64_BYTES,
     cast,
     elementwise,
+    on_cuda_only,
     storage_bytes,
     tiny,
 )
@@ -203,11 +204,10 @@ def embedding_casts_backward(
 def _scatter(batch: Array, features: Array, pairs: Array, size: float) -> tuple[Launch, ...]:
     """CUDA's accumulating `index_put_`: zeros, linear indices, their order, a radix sort, the scatter."""
     prepare = [elementwise(f, pairs, read=INT64_BYTES, written=INT64_BYTES) for f in ("add", "copy", "div")]
+    sort = (*prepare, tiny(), Launch(Sort(pairs, INT64_BYTES)))
     return (
         Launch(Memset(batch * features * features * size)),
-        *prepare,
-        tiny(),
-        Launch(Sort(pairs, INT64_BYTES)),
+        *on_cuda_only(sort),
         Launch(PairGather(batch, features, pairs, size, backward=True)),
     )
 

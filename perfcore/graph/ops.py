@@ -48,6 +48,7 @@ class Launch:
         after: streams whose present end it waits for (an event recorded and waited for at once).
         blocks: the host waits for its end (pageable copies, `.item()`).
         present: False (per candidate and rank, broadcasting to `(..., r)`) where it is not launched.
+        cuda_only: only CUDA's implementation of the op launches it; a host that runs kernels itself does not.
     """
 
     kernel: Kernel
@@ -55,6 +56,7 @@ class Launch:
     after: tuple[StreamId, ...] = ()
     blocks: bool = False
     present: NDArray[np.bool_] | bool = True
+    cuda_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +45,11 @@ def elementwise(
 def tiny() -> Launch:
     """A kernel on counters or a scan's set-up: a few bytes, so a launch and nothing else."""
     return Launch(Memset(FP32_BYTES))
+
+
+def on_cuda_only(launches: Iterable[Launch]) -> list[Launch]:
+    """Launches that CUDA's implementation of an op needs beside those of every device."""
+    return [replace(x, cuda_only=True) for x in launches]
 
 
 def cast(elements: Array, *, to_bf16: bool) -> Launch:

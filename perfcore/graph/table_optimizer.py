@@ -199,7 +199,7 @@ def _coalesce(table: Table, size: float, *, present: Mask | bool) -> list[Launch
     lookups = table.lookups
     return [
         Launch(Sort(lookups, INT64_BYTES), present=present),
-        Launch(tiny().kernel, blocks=True, present=present),
+        Launch(tiny().kernel, blocks=True, present=present, cuda_only=True),
         elementwise("coalesce", lookups * table.dim, read=size, written=size, present=present),
     ]
 

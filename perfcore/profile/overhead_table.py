@@ -92,6 +92,7 @@ def assemble(
                 **{name: source for name, (_, source) in constants.items()},
             },
         },
+        kernels_block_host=False,
         **{name: round(us, 3) for name, (us, _) in constants.items()},
     )
 
