@@ -17,6 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "one":
             return _one()
+        if options.command == "collect":
+            return _collect(options)
         return _run(options)
     except PerfcoreError as err:
         print(f"{err.message} {err.hint or ''}".strip(), file=sys.stderr)  # noqa: T201
@@ -38,6 +40,43 @@ def _run(options: argparse.Namespace) -> int:
         write_samples(options.out, samples, environment=environment(options.device))
         print(_line(samples[-1].name, samples[-1].status, samples[-1].detail), file=sys.stderr)  # noqa: T201
     return 0
+
+
+def _collect(options: argparse.Namespace) -> int:
+    import torch
+
+    from perfcore.measure.collect import collect
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    done = collect(options.out, device=options.device, budget_s=options.budget, say=_say)
+    _say(f"{options.out}: {done.kernels} timings of kernels, {done.loops} training loops.")
+    if done.noisy:
+        _say(
+            f"{done.noisy} timings spread by more than a fifth: another program was using the device. "
+            "Run the command again on an idle one to add more."
+        )
+    for line in done.refused:
+        _say(f"not measured: {line}")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
+
+
+def duration_s(text: str) -> float:
+    """Seconds of `90`, `90s`, `3m` or `1h`.
+
+    Raises:
+        argparse.ArgumentTypeError: not a duration.
+    """
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        return float(number) * units[unit]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a duration like 60s or 3m is needed, but got {text!r}") from None
 
 
 def _one() -> int:
@@ -65,6 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--max-rows", type=int, help="cap on the rows of a table")
     run.add_argument("--threads", type=int, help="CPU threads")
     run.add_argument("--seed", type=int, default=0)
+    sweep = commands.add_parser("collect", help="measure the device's kernels and host overheads")
+    sweep.add_argument(
+        "--out", type=Path, required=True, help="folder for the samples; one in use is continued"
+    )
+    sweep.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<index>")
+    sweep.add_argument("--budget", type=duration_s, default=480.0, help="time to spend, e.g. 60s or 8m")
+    sweep.add_argument("--threads", type=int, default=1, help="CPU threads; one is the steadiest")
     commands.add_parser("one", help="serve one request from standard input (used by `run`)")
     return parser
 

@@ -116,11 +116,16 @@ def train_step(model: Dlrm, optimizers: tuple[torch.optim.Optimizer, ...], batch
     return loss.detach()
 
 
-@contextlib.contextmanager
-def numerics(design: Design) -> Iterator[None]:
+def numerics(design: Design) -> contextlib.AbstractContextManager[None]:
     """Run with TF32 tensor cores exactly where the design's precision is `tf32`."""
+    return tf32_products(allowed=design.training.precision is Precision.TF32)
+
+
+@contextlib.contextmanager
+def tf32_products(*, allowed: bool) -> Iterator[None]:
+    """Let fp32 matrix products run on TF32 tensor cores, or not; what was set before comes back."""
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = design.training.precision is Precision.TF32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
         yield
     finally:

@@ -38,10 +38,15 @@ def dense_optimizer(params: Iterable[nn.Parameter], design: Design) -> torch.opt
 
 
 def table_optimizer(params: Iterable[nn.Parameter], design: Design) -> torch.optim.Optimizer:
-    """The tables' optimizer; their gradients are sparse, so there is one implementation of each."""
+    """The tables' optimizer."""
+    return rows_optimizer(params, design.training.table_optimizer)
+
+
+def rows_optimizer(params: Iterable[nn.Parameter], optimizer: Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of tables: their gradients are sparse, so there is one implementation of each."""
     # The default, said aloud: torch warns when a sparse tensor is made and nobody has said it.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-    match design.training.table_optimizer:
+    match optimizer:
         case Optimizer.SGD:
             return torch.optim.SGD(params, lr=LEARNING_RATE, foreach=False, fused=False)
         case Optimizer.ADAGRAD:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from perfcore.cost.collective import CollectiveModel, Curves, SizeCurve, bytes_factor
 from perfcore.cost.embedding import EmbeddingFormulas
 from perfcore.cost.gemm import Correction, GemmModel, GemmParams
 from perfcore.cost.learned import Residual
+from perfcore.cost.measured import Fit, MeasuredModel
 from perfcore.cost.memory_bound import MemoryBoundFormulas, Rate
 from perfcore.cost.model import Calibration
 from perfcore.cost.stacking import FormulaModel
@@ -16,6 +19,7 @@ from perfcore.design.hardware import Device, Node
 from perfcore.graph import kernels as k
 from perfcore.profile.schema import Section, read_json
 
+MEASURED = "measured"
 RATES = (
     "elementwise",
     "reduction",
@@ -38,6 +42,11 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         ProfileError: an entry is missing or wrong, or a file beside it is.
     """
     entries = profile.section("kernels")
+    fits = measured_fits(entries)
+    if fits:
+        model = MeasuredModel(fits)
+        kinds = (kind for kind in get_args(k.Kernel) if kind not in (k.Collective, k.MeasuredKernel))
+        return dict.fromkeys(kinds, model) | {k.Collective: _collectives(profile, folder, node)}
     memory, embedding = _memory(entries, device), _embedding(entries, device)
 
     def formula(price: Any, entry: str, *, sum_tables: bool = False) -> FormulaModel[Any]:
@@ -61,6 +70,33 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         k.SparseUpdate: formula(embedding.sparse_update, "embedding_update"),
         k.Collective: _collectives(profile, folder, node),
     }
+
+
+def measured_fits(entries: Section) -> dict[str, Fit]:
+    """The entries that hold samples of the device itself, by kind of work.
+
+    Raises:
+        ProfileError: the lists of an entry do not fit together.
+    """
+    return {
+        name: _fit(entries.section(name).section("parameters"))
+        for name in entries.names()
+        if entries.section(name).text("model") == MEASURED
+    }
+
+
+def _fit(values: Section) -> Fit:
+    weights, residuals = values.numbers("weights_us"), values.numbers("residuals")
+    points = values.numbers("log_work")
+    if not residuals or len(points) != len(weights) * len(residuals):
+        raise values.error(
+            f"must have {len(weights)} numbers for each of {len(residuals)} residuals, but has {len(points)}",
+            "log_work",
+        )
+    shape = (len(residuals), len(weights))
+    return Fit(
+        np.array(weights), np.array(points).reshape(shape), np.array(residuals), values.number("scale")
+    )
 
 
 def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:

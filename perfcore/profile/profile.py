@@ -70,7 +70,7 @@ def load_profile(name_or_path: str, *, device: Device | None = None, node: Node 
     if version != SCHEMA_VERSION:
         raise data.error(f"must be {SCHEMA_VERSION}, but got {version:g}", "schema_version")
     device = device or _catalogue_device(data)
-    node = node or _default_node(device)
+    node = node or _own_node(data) or _default_node(device)
     overheads_file = _overheads_file(data, folder)
     models = kernel_models(data, folder, device=device, node=node)  # names what is wrong before all is hashed
     return Profile(
@@ -132,9 +132,21 @@ def _catalogue_device(data: Section) -> Device:
     if "device" not in data:
         raise data.error("is null: this profile prices any device and needs one, pass device=", "device")
     try:
+        if isinstance(data.raw("device"), dict):
+            return hardware.from_mapping(Device, data.raw("device"))
         return hardware.device(data.text("device"))
     except HardwareError as err:
         raise data.error(f"names no device: {err.message}", "device") from None
+
+
+def _own_node(data: Section) -> Node | None:
+    """The machine that a measured profile describes."""
+    if "node" not in data:
+        return None
+    try:
+        return hardware.from_mapping(Node, data.raw("node"))
+    except HardwareError as err:
+        raise data.error(f"is no machine: {err.message}", "node") from None
 
 
 def _default_node(device: Device) -> Node | None:

@@ -1,0 +1,225 @@
+"""Measures a device within a time budget: training loops first, then the kernels that say most.
+
+What is in the folder already is not measured again, so that a sweep can be ended and continued.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfcore.errors import DesignError, PerfcoreError
+from perfcore.graph.kernels import DType
+from perfcore.measure.host import cache_bytes, measured_system
+from perfcore.measure.iteration import check_device, measure_iteration
+from perfcore.measure.kernel_cases import CPU_LIMITS, CUDA_LIMITS, Case, dense_cases
+from perfcore.measure.kernels import Timing, time_case
+from perfcore.measure.loops import host_bound, kernel_bound, record_trace
+from perfcore.measure.model import tf32_products
+from perfcore.measure.plan import Plan
+from perfcore.measure.record import (
+    DesignSample,
+    NamedDesign,
+    Status,
+    environment,
+    read_samples,
+    write_samples,
+)
+from perfcore.measure.samples import KernelSample, SampleFolder
+from perfcore.measure.source import Source
+from perfcore.measure.table_cases import copy_cases, table_cases
+
+LOOP_SHARE = 0.4
+# What one kernel may take: a share of the budget, within bounds.
+CASE_SHARE, SHORTEST_CASE_S, LONGEST_CASE_S = 1 / 1000, 0.04, 0.3
+CUDA_BATCH_SCALE = 16
+FORGET_EVERY = 20
+NOISY = 0.2
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one call measured.
+
+    Attributes:
+        kernels: timed kernels, warm and cold apart.
+        loops: training loops.
+        noisy: kernels whose runs spread by more than a fifth.
+        refused: kernels and loops that do not run here, with the reason.
+    """
+
+    kernels: int
+    loops: int
+    noisy: int
+    refused: tuple[str, ...]
+
+
+def collect(out: Path, *, device: str, budget_s: float, say: Say = lambda _: None) -> Collected:
+    """Measure for `budget_s` seconds into the folder `out`.
+
+    Raises:
+        DesignError: the budget is not positive.
+        UnsupportedError: no such device.
+        ProfileError: the folder cannot be written, or holds samples of another device.
+    """
+    if not budget_s > 0:
+        raise DesignError(f"`budget > 0` must hold, but got {budget_s:g} s.")
+    check_device(device)
+    begin = time.perf_counter()
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    folder = SampleFolder(out)
+    folder.create()
+    here = environment(device)
+    _check_same_device(folder, here)
+    system = measured_system(device)
+    folder.add_environment(here | {"system": system_to_dict(system)} | device_state(device))
+    scale = CUDA_BATCH_SCALE if device.startswith("cuda") else 1
+    designs = [*host_bound(system), *kernel_bound(system, scale=scale)]
+    loops, refused = _loops(
+        folder, designs, here, device=device, until=begin + LOOP_SHARE * budget_s, say=say
+    )
+    sweep = _sweep(folder, device=device, begin=begin, budget_s=budget_s, say=say)
+    folder.add_environment(device_state(device))
+    return Collected(sweep.kernels, loops, sweep.noisy, (*refused, *sweep.refused))
+
+
+def _loops(
+    folder: SampleFolder,
+    designs: Sequence[NamedDesign],
+    here: dict[str, Any],
+    *,
+    device: str,
+    until: float,
+    say: Say,
+) -> tuple[int, list[str]]:
+    """Measure loops that have no sample yet; each gets an equal share of the time that is left."""
+    samples = read_samples(folder.loops) if folder.loops.exists() else []
+    done = {s.name for s in samples}
+    missing = [d for d in designs if d.name not in done]
+    # In an order in which any beginning holds loops of every kind.
+    order = [d for stride in range(3) for d in missing[stride::3]]
+    refused = []
+    for number, named in enumerate(order):
+        left = until - time.perf_counter()
+        if left <= 0:
+            break
+        say(f"training loop {named.name}")
+        sample = _loop(folder, named, device=device, seconds=left / (len(order) - number))
+        if sample.iteration is None:
+            refused.append(f"{named.name}: {sample.detail}")
+        samples.append(sample)
+        write_samples(folder.loops, samples, environment=here)
+    return len(samples) - len(done), refused
+
+
+def _loop(folder: SampleFolder, named: NamedDesign, *, device: str, seconds: float) -> DesignSample:
+    design = named.design
+    try:
+        iteration = measure_iteration(design, device=device, min_iterations=20, max_seconds=seconds * 0.6)
+        if named.name.startswith("host"):
+            record_trace(design, folder.traces / f"{named.name}.json.gz", device=device)
+    except (PerfcoreError, RuntimeError, MemoryError) as err:
+        return DesignSample(named.name, design, Status.UNSUPPORTED, _first_line(err))
+    return DesignSample(named.name, design, Status.OK, iteration=iteration, notes=iteration.notes)
+
+
+def all_cases(device: str) -> list[Case]:
+    """Every kernel that a sweep of this device may measure."""
+    cuda = device.startswith("cuda")
+    limits = CUDA_LIMITS if cuda else CPU_LIMITS
+    tf32 = cuda and torch.cuda.get_device_capability(device)[0] >= 8  # Ampere brought it
+    return [*dense_cases(limits, tf32=tf32), *table_cases(limits), *copy_cases(limits, on_cuda=cuda)]
+
+
+def _sweep(folder: SampleFolder, *, device: str, begin: float, budget_s: float, say: Say) -> Collected:
+    cases = all_cases(device)
+    plan = Plan([c.kernel for c in cases])
+    for known in folder.samples():
+        plan.learn(known.kernel, known.timing.median_us)
+    cache = cache_bytes(device)
+    source = Source(device, cache_bytes=cache, seed=time.time_ns() % 2**32)
+    case_s = min(LONGEST_CASE_S, max(SHORTEST_CASE_S, budget_s * CASE_SHARE))
+    done, noisy, refused = 0, 0, []
+    while time.perf_counter() - begin < budget_s - case_s:
+        index = plan.next()
+        if index is None:
+            break
+        timings, why = _timed(cases[index], source, cache=cache, seconds=case_s)
+        for timing in timings:
+            folder.add(KernelSample(cases[index].kernel, timing))
+            done, noisy = done + 1, noisy + (timing.spread > NOISY)
+        if why:
+            refused.append(f"{type(cases[index].kernel).__name__}: {why}")
+            plan.refuse(index)
+        else:
+            plan.learn(cases[index].kernel, timings[-1].median_us, index=index)
+        if done % FORGET_EVERY < len(timings):
+            source.forget()
+            say(f"{done // 2} kernels, {time.perf_counter() - begin:.0f} of {budget_s:g} s")
+    return Collected(done, 0, noisy, tuple(refused))
+
+
+def _timed(case: Case, source: Source, *, cache: float, seconds: float) -> tuple[list[Timing], str]:
+    """Warm and cold timings, and why there are none."""
+    timings: list[Timing] = []
+    try:
+        with tf32_products(allowed=getattr(case.kernel, "dtype", None) is DType.TF32):
+            timings += time_case(case, source, cache_bytes=cache, max_seconds=seconds)
+    except (PerfcoreError, RuntimeError, MemoryError, AttributeError) as err:
+        return timings, _first_line(err)
+    return timings, ""
+
+
+def _check_same_device(folder: SampleFolder, here: dict[str, Any]) -> None:
+    if not folder.kernels.exists():
+        return
+    for there in folder.environments():
+        if "device" in there and (there["device"], there["threads"]) != (here["device"], here["threads"]):
+            raise DesignError(
+                f"{folder.path} holds samples of {there['device']} with {there['threads']} threads, "
+                f"but this is {here['device']} with {here['threads']}.",
+                hint="Name another folder with --out.",
+            )
+
+
+def device_state(device: str) -> dict[str, Any]:
+    """Clocks, temperature and power now, where `nvidia-smi` tells; nothing is changed."""
+    if not device.startswith("cuda"):
+        return {}
+    query = "clocks.sm,clocks.mem,temperature.gpu,power.draw,utilization.gpu,driver_version"
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={query}",
+        "--format=csv,noheader,nounits",
+        "-i",
+        str(_index(device)),
+    ]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(query.split(","), (v.strip() for v in answer.split(",")), strict=False))
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or torch.cuda.current_device())
+
+
+def _first_line(err: BaseException) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0]
+
+
+def system_to_dict(system: Any) -> dict[str, Any]:
+    """Plain values of the measured device and its machine."""
+    from dataclasses import asdict
+
+    node = {k: v for k, v in asdict(system.node).items() if k != "input_samples_per_s"}
+    return {"device": asdict(system.device), "node": node}
