@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "predict",
     "plan": "plan",
     "validate": "validate",
+    "calibrate": "calibrate",
     "trace": "trace",
     "profiles": "profiles",
 }

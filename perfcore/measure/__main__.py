@@ -50,14 +50,8 @@ def _collect(options: argparse.Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     done = collect(options.out, device=options.device, budget_s=options.budget, say=_say)
-    _say(f"{options.out}: {done.kernels} timings of kernels, {done.loops} training loops.")
-    if done.noisy:
-        _say(
-            f"{done.noisy} timings spread by more than a fifth: another program was using the device. "
-            "Run the command again on an idle one to add more."
-        )
-    for line in done.refused:
-        _say(f"not measured: {line}")
+    for line in done.remarks:
+        _say(line)
     return 0
 
 
@@ -69,14 +63,14 @@ def duration_s(text: str) -> float:
     """Seconds of `90`, `90s`, `3m` or `1h`.
 
     Raises:
-        argparse.ArgumentTypeError: not a duration.
+        ValueError: not a duration.
     """
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:
         return float(number) * units[unit]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"a duration like 60s or 3m is needed, but got {text!r}") from None
+        raise ValueError(f"a duration like 60s or 3m is needed, but got {text!r}") from None
 
 
 def _one() -> int:

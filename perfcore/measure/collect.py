@@ -37,7 +37,7 @@ from perfcore.measure.table_cases import copy_cases, table_cases
 
 LOOP_SHARE = 0.4
 # What one kernel may take: a share of the budget, within bounds.
-CASE_SHARE, SHORTEST_CASE_S, LONGEST_CASE_S = 1 / 1000, 0.04, 0.3
+CASE_SHARE, SHORTEST_CASE_S, LONGEST_CASE_S = 1 / 2000, 0.03, 0.3
 CUDA_BATCH_SCALE = 16
 FORGET_EVERY = 20
 NOISY = 0.2
@@ -59,6 +59,17 @@ class Collected:
     loops: int
     noisy: int
     refused: tuple[str, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of it, a sentence each."""
+        said = [f"{self.kernels} timings of kernels, {self.loops} training loops."]
+        if self.noisy:
+            said.append(
+                f"{self.noisy} timings spread by more than a fifth: another program was using the device. "
+                "Run the command again on an idle one to add more."
+            )
+        return (*said, *(f"not measured: {line}" for line in self.refused))
 
 
 def collect(out: Path, *, device: str, budget_s: float, say: Say = lambda _: None) -> Collected:
