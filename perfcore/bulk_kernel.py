@@ -240,24 +240,43 @@ def _mean_of_many(block: Block, q: int, ranks: int) -> float:
     No cycle's mean exceeds the largest growth of any clocks in an iteration, and none is below that of a
     loop. The two mostly meet after a few iterations; Karp's formula settles the rest.
     """
+    state, now, after = block.state, block.clocks[0], block.clocks[1]
+    loop = np.float32(-np.inf)
+    for k in range(ranks):
+        loop = max(loop, np.float32(_largest_loop(state, (q * ranks + k) * ranks + k)))
+    for i in range(CLOCKS * ranks):
+        now[i] = np.float32(0.0)
+    for length in range(CLOCKS * ranks):
+        growth = _advance(state, q, ranks, now, after)
+        if growth <= loop * (1.0 + AGREEMENT * (1 + length)):
+            return float(loop)
+        now, after = after, now
+    return _karp(state, q, ranks)
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _advance(state: Any, q: int, ranks: int, now: Any, after: Any) -> float:
+    """All clocks one iteration on; the most that one of them grows."""
+    growth = np.float32(-np.inf)
+    for k in range(ranks):
+        for i in range(CLOCKS):
+            best = np.float32(-np.inf)
+            for other in range(ranks):
+                m, x, y = (q * ranks + k) * ranks + other, CLOCKS * i, CLOCKS * other
+                a, b = state[m, x] + now[y], state[m, x + 1] + now[y + 1]
+                c, d = state[m, x + 2] + now[y + 2], state[m, x + 3] + now[y + 3]
+                best = max(best, max(max(a, b), max(c, d)))
+            after[CLOCKS * k + i] = best
+            growth = max(growth, best - now[CLOCKS * k + i])
+    return float(growth)
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _karp(state: Any, q: int, ranks: int) -> float:
     size = CLOCKS * ranks
     matrix = np.empty((size, size), dtype=np.float32)
     for i in range(size):
         for j in range(size):
             part = (q * ranks + i // CLOCKS) * ranks + j // CLOCKS
-            matrix[i, j] = block.state[part, CLOCKS * (i % CLOCKS) + j % CLOCKS]
-    walks = np.zeros((size + 1, size), dtype=np.float32)
-    loop = np.float32(-np.inf)
-    for i in range(size):
-        loop = max(loop, matrix[i, i])
-    for length in range(size):
-        growth = np.float32(-np.inf)
-        for i in range(size):
-            best = np.float32(-np.inf)
-            for j in range(size):
-                best = max(best, matrix[i, j] + walks[length, j])
-            walks[length + 1, i] = best
-            growth = max(growth, best - walks[length, i])
-        if growth <= loop * (1.0 + AGREEMENT * (1 + length)):
-            return float(loop)
-    return cycle_mean(matrix, walks)
+            matrix[i, j] = state[part, CLOCKS * (i % CLOCKS) + j % CLOCKS]
+    return cycle_mean(matrix, np.zeros((size + 1, size), dtype=np.float32))

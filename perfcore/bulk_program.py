@@ -45,8 +45,10 @@ class Block(NamedTuple):
         amount: `(b,)`.
         buckets: `(slots, 4, b)`: filled, cap, what is still to come, and what counts as nothing to come.
         state: `(m, 16)` matrices, room for `max(b, r²)`.
+        pending: `(b, 16)`.
         spare: `(3, 16)`.
         weights: `(1, 16)`.
+        clocks: `(2, 4 r)`.
     """
 
     members: NDArray[np.int64]
@@ -59,8 +61,10 @@ class Block(NamedTuple):
     amount: Array
     buckets: Array
     state: NDArray[np.float32]
+    pending: NDArray[np.float32]
     spare: NDArray[np.float32]
     weights: NDArray[np.float32]
+    clocks: NDArray[np.float32]
 
 
 def new_block(*, axes: int, keys: int, ranks: int, slots: int) -> Block:
@@ -76,8 +80,10 @@ def new_block(*, axes: int, keys: int, ranks: int, slots: int) -> Block:
         amount=np.empty(BLOCK),
         buckets=np.empty((slots, 4, BLOCK)),
         state=aligned(max(BLOCK, ranks * ranks)),
+        pending=aligned(BLOCK),
         spare=aligned(3),
         weights=aligned(1),
+        clocks=np.empty((2, CLOCKS * ranks), dtype=np.float32),
     )
 
 
@@ -90,31 +96,58 @@ def aligned(count: int) -> NDArray[np.float32]:
 
 @numba.njit(cache=True, fastmath=FAST)
 def run(programs: Any, structure: int, block: Block, count: int, ranks: int) -> None:
-    """The program of the first `count` of a block, of each of which `ranks` ranks decide."""
+    """The program of the first `count` of a block, of each of which `ranks` ranks decide.
+
+    What all ranks do alike is multiplied once, in `pending`, until something tells them apart.
+    """
     _identities(block.state, count, ranks)
     for q in range(count):
         block.taken[0, q], block.amount[q] = q, 0.0
-    rows, caps = programs.rows, programs.caps
+    rows, caps, state, pending = programs.rows, programs.caps, block.state, block.pending
     row, end = programs.row_bounds[structure], programs.row_bounds[structure + 1]
-    guard_end, taken = row, block.taken[0, :count]
+    guard_end, taken, waiting = row, block.taken[0, :count], False
     while row < end:
         if row == guard_end:
             taken = block.taken[0, :count]
         kind, places = rows[row, _KIND], block.places[block.position[rows[row, _KEY]]]
         if kind == _LOCAL:
-            _local(programs.matrices, rows[row, _OFFSET], places, block, taken, ranks)
-        elif kind == _RANKED:
-            _ranked(programs.matrices, rows[row, _OFFSET], rows[row, _LENGTH], places, block, taken, ranks)
-        elif kind in (_JOINT, _CURVE):
-            _launches(rows[row], caps[row], programs.values, places, block, taken, ranks)
+            if ranks > 1 and row >= guard_end:
+                if not waiting:
+                    _identities(pending, count, 1)
+                waiting = True
+                _local(programs.matrices, rows[row, _OFFSET], places, pending, taken, 1)
+            else:
+                _local(programs.matrices, rows[row, _OFFSET], places, state, taken, ranks * ranks)
         elif kind == _GUARD:
             taken = _within(block, count)
             guard_end = row + rows[row, _COUNT] + 1
             if len(taken) == 0:
                 row = guard_end - 1
+            else:
+                waiting = waiting and _flush(pending, state, count, ranks)
+        elif kind in (_RANKED, _JOINT, _CURVE):
+            waiting = waiting and _flush(pending, state, count, ranks)
+            if kind == _RANKED:
+                _ranked(
+                    programs.matrices, rows[row, _OFFSET], rows[row, _LENGTH], places, block, taken, ranks
+                )
+            else:
+                _launches(rows[row], caps[row], programs.values, places, block, taken, ranks)
         else:
             _sums(rows[row], caps[row], programs.values, places, block, count)
         row += 1
+    if waiting:
+        _flush(pending, state, count, ranks)
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def _flush(pending: Any, state: Any, count: int, ranks: int) -> bool:
+    """The matrix that all ranks share, applied to each; nothing waits then."""
+    size = ranks * ranks
+    for q in range(count):
+        for m in range(q * size, q * size + size):
+            multiply(pending, q, state, m, state, m)
+    return False
 
 
 @numba.njit(cache=True, fastmath=FAST)
@@ -129,9 +162,9 @@ def _identities(state: Any, count: int, ranks: int) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _local(matrices: Any, offset: int, places: Any, block: Block, taken: Any, ranks: int) -> None:
-    size, state = ranks * ranks, block.state
-    if ranks == 1:
+def _local(matrices: Any, offset: int, places: Any, state: Any, taken: Any, size: int) -> None:
+    """One matrix for all `size` parts of a candidate's state."""
+    if size == 1:
         for q in taken:
             multiply(matrices, offset + places[q], state, q, state, q)
         return
@@ -213,18 +246,21 @@ def _join(
     target: int, ranked: Any, values: Any, start: int, shared: float, block: Block, q: int, ranks: int
 ) -> None:
     """The ranks of a collective, which have arrived, end together."""
-    first, state = q * ranks * ranks, block.state
+    state, x = block.state, CLOCKS * target
     for other in range(ranks):
-        for x in range(CLOCKS * target, CLOCKS * target + CLOCKS):
-            latest = np.float32(-np.inf)
-            for k in range(ranks):
-                us = values[start + block.alive[q, k]] if ranked else shared
-                if us >= 0:
-                    latest = max(latest, state[first + k * ranks + other, x])
-            for k in range(ranks):
-                us = values[start + block.alive[q, k]] if ranked else shared
-                if us >= 0:
-                    state[first + k * ranks + other, x] = latest + np.float32(us)
+        a = b = c = d = np.float32(-np.inf)
+        for k in range(ranks):
+            us = values[start + block.alive[q, k]] if ranked else shared
+            if us >= 0:
+                m = (q * ranks + k) * ranks + other
+                a, b = max(a, state[m, x]), max(b, state[m, x + 1])
+                c, d = max(c, state[m, x + 2]), max(d, state[m, x + 3])
+        for k in range(ranks):
+            us = np.float32(values[start + block.alive[q, k]] if ranked else shared)
+            if us >= 0:
+                m = (q * ranks + k) * ranks + other
+                state[m, x], state[m, x + 1] = a + us, b + us
+                state[m, x + 2], state[m, x + 3] = c + us, d + us
 
 
 @numba.njit(cache=True, fastmath=FAST)
