@@ -184,12 +184,21 @@ def chosen_designs(run_dir: Path, *, top: int, seed: int) -> list[NamedDesign]:
 
 
 def knee_design(run_dir: Path) -> str | None:
-    """Name of the file of the front's knee, where the run has one."""
+    """Name of the file of the front's knee, where the run has one.
+
+    Raises:
+        DseError: the run's table is corrupt.
+    """
     table = run_dir / PARETO
     if not table.exists():
         return None
-    with table.open(encoding="utf-8", newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r.get("knee") == "1" and r.get("design")]
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = [r for r in csv.DictReader(file) if r.get("knee") == "1" and r.get("design")]
+    except (OSError, ValueError, csv.Error) as err:
+        raise DseError(
+            f"{table} cannot be read: {err}.", hint="`dse run --resume` on the run's space writes it anew."
+        ) from None
     return Path(rows[0]["design"]).name if rows else None
 
 

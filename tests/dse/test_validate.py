@@ -150,6 +150,18 @@ def test_a_run_without_designs_is_refused(tmp_path: Path, make: bool) -> None:
         chosen_designs(tmp_path / "r", top=1, seed=0)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", None])
+def test_a_corrupt_table_of_a_run_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    run = write_run(tmp_path / "r", [design(8)])
+    (run / "pareto.csv").unlink()
+    if content is None:
+        (run / "pareto.csv").mkdir()
+    else:
+        (run / "pareto.csv").write_bytes(content)
+    with pytest.raises(DseError, match=r"pareto\.csv cannot be read"):
+        chosen_designs(run, top=1, seed=0)
+
+
 @pytest.mark.parametrize(("top", "tolerance_pct"), [(0, 10.0), (1, 0.0), (1, math.nan)])
 def test_impossible_requests_are_refused(tmp_path: Path, top: int, tolerance_pct: float) -> None:
     with pytest.raises(DseError, match="`top >= 1` and `tolerance_pct > 0`"):
