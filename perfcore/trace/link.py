@@ -61,9 +61,15 @@ class Wait:
 
 
 def stream_waits(
-    trace: KinetoTrace, pieces: Sequence[Piece], launched: Sequence[Launched]
+    trace: KinetoTrace, pieces: Sequence[Piece], launched: Sequence[Launched], *, latency_us: float
 ) -> tuple[list[Wait], dict[int, float]]:
     """Waits between streams within a step, one per kernel and awaited stream: the latest.
+
+    Args:
+        trace: the whole trace.
+        pieces: of the step.
+        launched: in the step.
+        latency_us: from a launch call's start to its kernel's earliest start, as a rule.
 
     Returns:
         The waits, and by launch how long it was kept out by what was launched after it, µs.
@@ -76,7 +82,7 @@ def stream_waits(
         found += _recorded(records, calls, pieces, launched, by_stream)
     else:
         found += _from_calls(pieces, launched)
-    timed, delays = _from_times(launched)
+    timed, delays = _from_times(launched, latency_us=latency_us)
     found += timed
     latest: dict[tuple[int, int], Wait] = {}
     for wait in found:
@@ -87,23 +93,31 @@ def stream_waits(
 
 
 def awaited_streams(
-    trace: KinetoTrace, sync: RuntimeCall, launched: Sequence[Launched], before: int
+    sync: RuntimeCall,
+    record: SyncRecord | None,
+    launched: Sequence[Launched],
+    ended: Sequence[tuple[float, int]],
 ) -> tuple[int, ...]:
-    """Streams whose end a synchronising call waits for; `before`: launches made until then."""
-    known = {launched[i].kernel.stream: launched[i].kernel for i in range(before)}
-    possible = {s: k for s, k in known.items() if k.end_us <= sync.end_us + TOLERANCE_US}
+    """Streams whose end a synchronising call waits for.
+
+    Args:
+        sync: the call.
+        record: its `cuda_sync` row, where there is one.
+        launched: launches made until then.
+        ended: `(end, stream)` of kernels that ended while it lasted, in order.
+    """
+    last = {x.kernel.stream: x.kernel.end_us for x in launched}
+    late = {stream for stream, end in last.items() if end > sync.end_us + TOLERANCE_US}
+    known = [s for s in dict.fromkeys([*last, *(s for _, s in ended)]) if s not in late]
     if "DeviceSynchronize" in sync.name:
-        return tuple(sorted(possible))
-    record = next((s for s in trace.syncs if s.correlation == sync.correlation), None)
-    if record is not None:
-        stream = record.awaited_stream if record.awaited_stream >= 0 else record.stream
-        if stream in possible:
-            return (stream,)
-    ended = {s: k.end_us for s, k in possible.items() if k.end_us > sync.start_us}
-    if ended:
-        return (max(ended, key=ended.__getitem__),)
-    last = launched[before - 1].kernel.stream if before else None
-    return (last,) if last in possible and last is not None else ()
+        return tuple(sorted(known))
+    recorded = (record.awaited_stream if record.awaited_stream >= 0 else record.stream) if record else -1
+    if recorded in known:
+        return (recorded,)
+    candidates = [stream for _, stream in reversed(ended)]
+    if launched:
+        candidates.append(launched[-1].kernel.stream)
+    return next(((s,) for s in candidates if s in known), ())
 
 
 def _by_stream(launched: Sequence[Launched]) -> dict[int, list[int]]:
@@ -161,7 +175,7 @@ def _from_calls(pieces: Sequence[Piece], launched: Sequence[Launched]) -> Iterat
                 yield Wait(ended, after, "inferred from calls")
 
 
-def _from_times(launched: Sequence[Launched]) -> tuple[list[Wait], dict[int, float]]:
+def _from_times(launched: Sequence[Launched], *, latency_us: float) -> tuple[list[Wait], dict[int, float]]:
     """A kernel that started late, just when one of another stream ended, waited for it.
 
     It waited for an event, or for room: a kernel that fills the device keeps others out until its last blocks run,
@@ -175,7 +189,7 @@ def _from_times(launched: Sequence[Launched]) -> tuple[list[Wait], dict[int, flo
     ends = [end for end, _ in ended]
     for later, launch in enumerate(launched):
         kernel = launch.kernel
-        could = max(free[kernel.stream], launch.call.end_us)
+        could = max(free[kernel.stream], launch.call.end_us, launch.call.start_us + latency_us)
         free[kernel.stream] = max(free[kernel.stream], kernel.end_us)
         if kernel.start_us - could <= LATE_US:
             continue

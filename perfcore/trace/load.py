@@ -20,7 +20,7 @@ import orjson
 
 from perfcore.errors import TraceError
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 _ATTEMPTS = 8
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*(,)\s*\{")

@@ -6,7 +6,8 @@ one's end kept: a register, which is a further clock that is set to the stream's
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from perfcore.graph.ops import Launch, Op, Region, Stream, StreamId, WorkloadGraph
 from perfcore.steps import CLOCK_OF, clock_of
+from perfcore.trace.extract import launch_latency_us
 from perfcore.trace.link import Launched, Wait, awaited_streams, is_collective, stream_waits
 from perfcore.trace.pieces import Piece, host_us, kernels_by_correlation, launch_queue, step_pieces
 from perfcore.trace.records import Interval, Kernel, KinetoTrace, RuntimeCall
@@ -67,7 +69,10 @@ class TraceGraphs:
         self._kernels = kernels_by_correlation(trace)
         self._queue = launch_queue(trace)
         self._launch_us = {c.correlation: c.start_us for op in trace.ops for c in op.calls if c.kernels}
-        self._ends_us = sorted(k.end_us for k in trace.kernels)
+        latencies = launch_latency_us(trace)
+        self._latency_us = latencies.median_us() if len(latencies.us) else 0.0
+        self._ends = sorted((k.end_us, k.stream) for k in trace.kernels)
+        self._syncs = {s.correlation: s for s in trace.syncs}
         self.streams = streams_of(trace)
 
     def step(self, window: Interval) -> TracedStep:
@@ -75,8 +80,9 @@ class TraceGraphs:
         pieces = step_pieces(self.trace, window)
         by_piece = [self._launches(number, piece) for number, piece in enumerate(pieces)]
         launched = [launch for own in by_piece for launch in own]
-        waits, delays = stream_waits(self.trace, pieces, launched)
-        ops, num_streams = self._ops(pieces, by_piece, launched, waits)
+        waits, delays = stream_waits(self.trace, pieces, launched, latency_us=self._latency_us)
+        awaited = self._awaited(pieces, launched)
+        ops, num_streams = self._ops(pieces, by_piece, launched, waits, awaited)
         seeds, unlaunched = self._seeds(window, launched, num_streams)
         queued = [self._queue.waits_us.get(x.call.correlation, 0.0) for x in launched]
         return TracedStep(
@@ -85,7 +91,10 @@ class TraceGraphs:
             launched=tuple(launched),
             durations_us=tuple(max(0.0, x.kernel.duration_us) for x in launched),
             delays_us=tuple(delays.get(i, 0.0) for i in range(len(launched))),
-            host_us=tuple(self._host_us(p, own) for p, own in zip(pieces, by_piece, strict=True)),
+            host_us=tuple(
+                self._host_us(p, own, streams)
+                for p, own, streams in zip(pieces, by_piece, awaited, strict=True)
+            ),
             seeds_us=seeds,
             waits=tuple(waits),
             window=window,
@@ -105,9 +114,9 @@ class TraceGraphs:
             out += [Launched(call, _joined(call, ks), number, piece.op) for ks in by_stream.values()]
         return out
 
-    def _host_us(self, piece: Piece, own: Sequence[Launched]) -> tuple[float, ...]:
+    def _host_us(self, piece: Piece, own: Sequence[Launched], awaited: Sequence[int]) -> tuple[float, ...]:
         """Host times, with nothing for the further streams of a graph's launch."""
-        waited = self._waited_us(piece) if piece.sync else 0.0
+        waited = self._waited_us(piece, awaited) if piece.sync else 0.0
         firsts = _first_of_call(own)
         times = host_us(
             piece,
@@ -122,10 +131,33 @@ class TraceGraphs:
             out += [next(rest), next(rest)] if first else [0.0, 0.0]
         return (*out, next(rest))
 
-    def _waited_us(self, piece: Piece) -> float:
-        """How long a synchronisation waited: until the last kernel that ended while it lasted."""
-        last = bisect_right(self._ends_us, piece.end_us) - 1
-        return max(0.0, self._ends_us[last] - piece.start_us) if last >= 0 else 0.0
+    def _awaited(self, pieces: Sequence[Piece], launched: Sequence[Launched]) -> list[tuple[int, ...]]:
+        """By piece, streams whose end its synchronisation waits for."""
+        made_in = [x.piece for x in launched]
+        return [
+            awaited_streams(
+                piece.sync,
+                self._syncs.get(piece.sync.correlation),
+                launched[: bisect_left(made_in, number)],
+                self._ended(piece),
+            )
+            if piece.sync
+            else ()
+            for number, piece in enumerate(pieces)
+        ]
+
+    def _ended(self, piece: Piece) -> list[tuple[float, int]]:
+        """Kernels that ended while a piece lasted."""
+        first = bisect_right(self._ends, (piece.start_us, sys.maxsize))
+        return self._ends[first : bisect_right(self._ends, (piece.end_us, sys.maxsize))]
+
+    def _waited_us(self, piece: Piece, awaited: Sequence[int]) -> float:
+        """How long a synchronisation waited: until the last awaited kernel that ended while it lasted.
+
+        Where it is not known what was awaited, any kernel counts: such waits are in the account and not in the graph.
+        """
+        ends = [end for end, stream in self._ended(piece) if not awaited or stream in awaited]
+        return ends[-1] - piece.start_us if ends else 0.0
 
     def _ops(
         self,
@@ -133,6 +165,7 @@ class TraceGraphs:
         by_piece: Sequence[Sequence[Launched]],
         launched: Sequence[Launched],
         waits: Sequence[Wait],
+        awaited: Sequence[Sequence[int]],
     ) -> tuple[list[Op], int]:
         registers = _registers(
             launched, waits, first=1 + max(map(clock_of, self.streams.values()), default=1)
@@ -158,13 +191,12 @@ class TraceGraphs:
                 for i, x in enumerate(own)
             )
             made += len(own)
-            awaited = awaited_streams(self.trace, piece.sync, launched, made) if piece.sync else ()
             ops.append(
                 Op(
                     piece.name,
                     launches,
                     waits=tuple(saves.get(number, ())),
-                    blocks_on=tuple(self.streams[s] for s in awaited),
+                    blocks_on=tuple(self.streams[s] for s in awaited[number]),
                 )
             )
         return ops, max([len(Stream), *registers.values(), *map(clock_of, self.streams.values())])
