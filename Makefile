@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup run test lint check bench studies clean
+.PHONY: setup run test lint check bench studies validate-cpu clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ bench: $(READY)            ## rates and ratios; nothing fails on time
 
 studies: $(READY)          ## re-run every study
 	for study in studies/*/run.py; do $(BIN)/python $$study || exit 1; done
+
+validate-cpu: $(READY)     ## calibrate this CPU, then predict and measure designs it has not seen
+	$(BIN)/python -m dse.validation.unseen --document docs/validation.md
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache

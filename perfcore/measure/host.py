@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from perfcore.design.hardware import Device, Node, System, device, device_names, node_names
+from perfcore.design.hardware import Device, Node, System, device_of_cuda_name, node_names
 from perfcore.design.hardware import node as catalogue_node
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -42,16 +42,9 @@ def cache_bytes(device_name: str) -> float:
 def _cuda_device(device_name: str) -> Device:
     """The catalogue's device of that name and memory, or one of measured rates."""
     properties = torch.cuda.get_device_properties(device_name)
-    for name in device_names():
-        entry = device(name)
-        words = entry.description.lower().replace("-", " ").split()
-        alike = abs(properties.total_memory / entry.hbm_bytes - 1) < 0.1
-        if (
-            alike
-            and properties.multi_processor_count == entry.sm_count
-            and any(w in properties.name.lower() for w in words if any(c.isdigit() for c in w))
-        ):
-            return entry
+    known = device_of_cuda_name(properties.name)
+    if known is not None:
+        return known
     clock_hz = float(getattr(properties, "clock_rate", 0)) * 1e3 or _UNKNOWN_CLOCK_HZ
     return _measured(
         properties.name.lower().replace(" ", "-"),

@@ -1,0 +1,1 @@
+"""Ways to validate beside one run here: unseen designs, another machine, a correction from what was measured."""

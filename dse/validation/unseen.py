@@ -1,0 +1,236 @@
+"""`python -m dse.validation.unseen`: calibrate this CPU, predict twelve designs it was not fitted on, measure them.
+
+Calibrating and measuring take turns, so that both see the same machine also where other programs use it; each
+design is measured in several rounds, and the median over rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dse.validate import gmae_pct, kendall_tau, mape_pct
+from perfcore.design.design import Design
+from perfcore.design.hardware import System
+from perfcore.design.model import EmbeddingTable, Interaction, Model
+from perfcore.design.sharding import ShardingPlan
+from perfcore.design.training import EmbeddingFusion, Fusion, Optimizer, OptimizerFusion, Training
+from perfcore.measure.__main__ import duration_s
+from perfcore.measure.collect import collect
+from perfcore.measure.host import measured_system
+from perfcore.measure.isolate import Settings, measure_isolated
+from perfcore.measure.record import DesignSample, NamedDesign
+from perfcore.predictor import Predictor
+from perfcore.profile.fit_samples import fit_profile
+from perfcore.profile.profile import load_profile
+from perfcore.units import US_PER_MS
+
+ROUNDS = 3
+SECONDS_A_DESIGN = 3.0
+START, END = "<!-- unseen designs -->\n", "<!-- end -->\n"
+# Batch, tables, rows, lookups a bag, columns, bottom and top hidden widths.
+_SHAPES = (
+    (256, 2, 50_000, 1.0, 64, (64,), (64,)),
+    (256, 26, 10_000, 1.0, 16, (512, 256), (512, 256)),
+    (512, 8, 100_000, 4.0, 32, (128,), (128, 64)),
+    (512, 13, 1_000, 1.0, 64, (256,), (256, 256)),
+    (1024, 4, 200_000, 1.0, 48, (512, 256), (512, 256)),
+    (1024, 26, 5_000, 1.0, 16, (64,), (128,)),
+    (1024, 13, 20_000, 2.0, 32, (128, 64), (256, 128)),
+    (2048, 2, 100_000, 1.0, 64, (256,), (512,)),
+    (2048, 8, 1_000, 1.0, 24, (64,), (64,)),
+    (2048, 26, 20_000, 1.0, 16, (128,), (256,)),
+    (4096, 4, 50_000, 8.0, 32, (128,), (128,)),
+    (4096, 8, 10_000, 1.0, 16, (256, 128), (256, 128)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One design: predicted, and measured in rounds; `spread_pct` is of the rounds."""
+
+    name: str
+    what: str
+    predicted_ms: float
+    measured_ms: float
+    spread_pct: float
+
+    @property
+    def error_pct(self) -> float:
+        """Signed error of the prediction."""
+        return 100 * (self.predicted_ms / self.measured_ms - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All designs, and what they say together."""
+
+    rows: tuple[Row, ...]
+    device: str
+    kernels: int
+    seconds: float
+
+    @property
+    def mape_pct(self) -> float:
+        """Mean absolute error."""
+        return mape_pct(*self._times())
+
+    @property
+    def gmae_pct(self) -> float:
+        """Geometric mean absolute error."""
+        return gmae_pct(*self._times())
+
+    @property
+    def tau(self) -> float:
+        """Kendall's rank correlation."""
+        return kendall_tau(*self._times()) or 0.0
+
+    @property
+    def best_pct(self) -> float:
+        """How much slower the design predicted to be the best is than the one that is."""
+        best = min(self.rows, key=lambda r: r.predicted_ms)
+        return 100 * (best.measured_ms / min(r.measured_ms for r in self.rows) - 1)
+
+    def _times(self) -> tuple[list[float], list[float]]:
+        return [r.predicted_ms for r in self.rows], [r.measured_ms for r in self.rows]
+
+
+def unseen_designs(system: System) -> list[NamedDesign]:
+    """Twelve designs, none of which is a training loop of the calibration; every design's twin times compare.
+
+    Interaction, fusion and optimizers take turns.
+    """
+    designs = []
+    for position, (batch, tables, rows, pooling, dim, bottom, top) in enumerate(_SHAPES):
+        model = Model(
+            13,
+            tuple(EmbeddingTable(f"t{i}", rows, pooling) for i in range(tables)),
+            dim,
+            bottom,
+            top,
+            tuple(Interaction)[position // 2 % 3],
+            cross_layers=2,
+            cross_rank=64,
+        )
+        fusion = Fusion(
+            tuple(EmbeddingFusion)[position % 2],
+            optimizer=tuple(OptimizerFusion)[position % 2],
+        )
+        optimizer = (Optimizer.SGD, Optimizer.ADAGRAD)[position // 3 % 2]
+        design = Design(
+            model,
+            Training(batch, optimizer=optimizer, table_optimizer=optimizer),
+            fusion,
+            ShardingPlan.on_one_rank(model),
+            replace(system, world_size=1),
+        )
+        designs.append(NamedDesign(f"unseen-{position:02d}", design))
+    return designs
+
+
+def validate_unseen(folder: Path, *, budget_s: float, say: Callable[[str], None]) -> Outcome:
+    """Calibrate into `folder`, predict the twelve, measure them; about twice `budget_s` in all.
+
+    Args:
+        folder: for samples and profile; samples in it are used as well.
+        budget_s: for calibrating.
+        say: told a sentence a step.
+    """
+    begin = time.perf_counter()
+    designs = unseen_designs(measured_system("cpu"))
+    settings = Settings(threads=1, max_seconds=SECONDS_A_DESIGN)
+    measured: dict[str, list[DesignSample]] = {d.name: [] for d in designs}
+    for round_ in range(ROUNDS):
+        collect(folder / "samples", device="cpu", budget_s=budget_s / ROUNDS, say=say)
+        for named in designs:
+            say(f"round {round_ + 1} of {ROUNDS}: {named.name}")
+            measured[named.name].append(measure_isolated(named, settings))
+    fit_profile(folder / "samples", folder / "profile", name="this-cpu")
+    profile = load_profile(str(folder / "profile"))
+    predictor = Predictor(profile)
+    rows = tuple(_row(d, predictor.iteration_time_us(d.design), measured[d.name]) for d in designs)
+    kernels = sum(
+        e.n for e in profile.known_errors if not e.kernel.endswith("*") and e.kernel != "iterations"
+    )
+    return Outcome(rows, profile.device.description, kernels, time.perf_counter() - begin)
+
+
+def _row(named: NamedDesign, predicted_us: float, samples: Sequence[DesignSample]) -> Row:
+    medians = [s.iteration.median_us for s in samples if s.iteration is not None]
+    if not medians:
+        raise RuntimeError(f"{named.name} could not be measured: {samples[0].detail}")
+    middle = statistics.median(medians)
+    return Row(
+        named.name,
+        _what(named.design),
+        predicted_us / US_PER_MS,
+        middle / US_PER_MS,
+        float(100 * np.ptp(medians) / middle),
+    )
+
+
+def _what(design: Design) -> str:
+    model, training, fusion = design.model, design.training, design.fusion
+    return (
+        f"batch {training.global_batch}, {len(model.tables)} tables × {model.embedding_dim}, "
+        f"{model.interaction}, {fusion.embedding}, {training.optimizer}"
+    )
+
+
+def table_of(outcome: Outcome) -> str:
+    """The outcome as a Markdown table with its summary."""
+    lines = ["| design | predicted ms | measured ms | spread % | error % |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {r.what} | {r.predicted_ms:.2f} | {r.measured_ms:.2f} | {r.spread_pct:.0f} | {r.error_pct:+.1f} |"
+        for r in outcome.rows
+    ]
+    summary = (
+        f"MAPE {outcome.mape_pct:.1f} %, GMAE {outcome.gmae_pct:.1f} %, Kendall's tau {outcome.tau:.2f}; the design "
+        f"predicted to be the best of {len(outcome.rows)} is {outcome.best_pct:.1f} % slower than the best. "
+        f"{outcome.device}, one thread, {outcome.seconds / 60:.1f} minutes in all; spread is the range of "
+        f"{ROUNDS} rounds over their median."
+    )
+    return "\n".join([*lines, "", summary, ""])
+
+
+def put_table(path: Path, table: str) -> None:
+    """Replace what stands between the two marks of a Markdown file."""
+    text = path.read_text(encoding="utf-8")
+    head, _, rest = text.partition(START)
+    _, _, tail = rest.partition(END)
+    path.write_text(f"{head}{START}\n{table}\n{END}{tail}", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print the table, and put it into a document on request."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/validate-cpu"))
+    parser.add_argument("--budget", type=duration_s, default=240.0, help="for calibrating, e.g. 4m")
+    parser.add_argument("--document", type=Path, help="Markdown file that gets the table")
+    options = parser.parse_args(arguments)
+    import torch
+
+    torch.set_num_threads(1)
+    outcome = validate_unseen(
+        options.folder,
+        budget_s=options.budget,
+        say=lambda text: print(text, file=sys.stderr),  # noqa: T201
+    )
+    table = table_of(outcome)
+    print(table)  # noqa: T201
+    if options.document:
+        put_table(options.document, table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
