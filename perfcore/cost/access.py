@@ -17,7 +17,8 @@ Array = NDArray[np.float64]
 
 _EXACT_RANKS = 16
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-_BISECTIONS = 20
+_MAX_STEPS = 50
+_TOLERANCE = 1e-7
 
 
 def distinct_rows(lookups: Array, rows: Array, skew: Array) -> Array:
@@ -80,10 +81,15 @@ def _distinct(x: Array, share: Array, count: Array) -> Array:
 
 
 def _characteristic(x: Array, cached: Array, share: Array, count: Array) -> Array:
-    """`(...)`: lookups after which `cached` distinct rows have passed, by bisection on the logarithm."""
-    low, high = np.zeros_like(x), np.log(np.maximum(x, 1.0))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        below = _distinct(np.exp(middle), share, count) < cached
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.exp((low + high) / 2.0)
+    """`(...)`: lookups after which `cached` distinct rows have passed, at most `x`.
+
+    Newton's method from below: the number of distinct rows is concave, so no step overshoots.
+    """
+    horizon = np.minimum(cached, x)  # as many lookups see no more rows than that
+    for _ in range(_MAX_STEPS):
+        seen = -np.expm1(-share * horizon[..., None])
+        step = (cached - (count * seen).sum(axis=-1)) / (count * share * (1.0 - seen)).sum(axis=-1)
+        horizon = np.minimum(horizon + step, x)
+        if np.all(step <= _TOLERANCE * horizon):
+            break
+    return horizon

@@ -130,17 +130,13 @@ def _column(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], *, single:
     """`(s,)`: one dim of all kernels; `single` if each kernel has one element."""
     if single:
         return np.array([v.item() if isinstance(v, np.ndarray) else v for v in values], dtype=np.float64)
-    spread = [_spread(v, s) for v, s in zip(values, shapes, strict=True)]
-    return np.concatenate(spread).astype(np.float64, copy=False)
-
-
-def _spread(value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    own = np.shape(value)
-    if own == shape:
-        return np.ravel(value)
-    if len(own) == 0 or value.size == 1:
-        return np.full(_size(shape), value.item() if own else value)
-    return np.broadcast_to(value, shape).ravel()
+    column = np.empty(sum(map(_size, shapes)))
+    at = 0
+    for value, shape in zip(values, shapes, strict=True):
+        end = at + _size(shape)
+        column[at:end].reshape(shape)[...] = value
+        at = end
+    return column
 
 
 def _size(shape: tuple[int, ...]) -> int:
