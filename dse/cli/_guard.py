@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -37,9 +38,13 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             _say("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The reader of stdout has gone; keep Python from complaining about it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _close_stdout()  # its reader has gone
             raise typer.Exit(BUG) from None
+        except OSError as err:
+            _say(f"error: {err.filename or 'The output'} cannot be used: {err.strerror or err}.")
+            if err.filename is None:
+                _close_stdout()
+            raise typer.Exit(WRONG_REQUEST) from None
         except Exception as err:
             if type(err).__module__.startswith(("typer", "click")):
                 raise
@@ -47,6 +52,12 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(BUG) from None
 
     return run
+
+
+def _close_stdout() -> None:
+    """Keep Python from complaining at exit about what can no longer be written."""
+    with contextlib.suppress(OSError, ValueError):  # there may be no such descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:

@@ -202,6 +202,27 @@ def test_a_place_that_cannot_be_written(dse, space_file, monkeypatch):
     assert "cannot be written: Read-only file system" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "error: The output cannot be used: No space left"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "x.bin"),
+            "error: x.bin cannot be used: Permission",
+        ),
+    ],
+)
+def test_a_machine_that_refuses_is_no_bug(dse, space_file, monkeypatch, error, match):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr("dse.search.run.run_space", refuse)
+    result = dse("run", space_file)
+    assert result.exit_code == 2
+    assert match in result.stderr
+    assert "bug" not in result.stderr
+
+
 def test_a_bug_ends_with_1_and_a_log(dse, space_file, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
