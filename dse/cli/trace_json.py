@@ -104,6 +104,7 @@ def _rank(rank: RankAnalysis, analysis: Analysis) -> dict[str, Any]:
             "mean_error_pct": _signed(rank.mean),
             "exact": _errors(rank.exact),
             "mean": _errors(rank.mean),
+            "shared": _errors(rank.shared) if rank.shared.pct else None,
         },
         "leave_one_out": _errors(rank.leave_one_out) if rank.leave_one_out.pct else None,
         "leave_all_out": _errors(rank.leave_all_out) if rank.leave_all_out.pct else None,

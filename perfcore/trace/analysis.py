@@ -55,6 +55,7 @@ class RankAnalysis:
         mean: mean host times over all kept steps.
         leave_one_out: mean host times over the other steps; kernels as measured in the step. Empty with one step.
         leave_all_out: nothing of the step: graphs, kernels and host times of other steps. Likewise.
+        shared: mean host times over all steps of the other traces. Empty with one trace.
     """
 
     trace: KinetoTrace
@@ -65,6 +66,7 @@ class RankAnalysis:
     mean: Errors
     leave_one_out: Errors
     leave_all_out: Errors
+    shared: Errors
 
     @property
     def measured_us(self) -> float:
@@ -131,8 +133,14 @@ def analyse(traces: Sequence[KinetoTrace]) -> Analysis:
         except TraceError as err:
             reason = err.message
     ranks = tuple(
-        _rank(trace, steps, dropped, device, transfers)
-        for trace, (steps, dropped) in zip(traces, kept, strict=True)
+        _rank(
+            traces[i],
+            *kept[i],
+            device,
+            transfers,
+            [s for j, (steps, _) in enumerate(kept) if j != i for s in steps],
+        )
+        for i in range(len(traces))
     )
     return Analysis(ranks, joint, reason, device, pool)
 
@@ -153,10 +161,14 @@ def _rank(
     dropped: int,
     device: DeviceTimes,
     transfers: Sequence[Array],
+    elsewhere: Sequence[TracedStep],
 ) -> RankAnalysis:
-    pool = HostPool(steps)
+    pool, pool_elsewhere = HostPool(steps), HostPool(elsewhere)
     own = [replayed_us(s, replay_steps(s, device)) for s in steps]
     mean = [replayed_us(s, replay_steps(s, device, host_us=pool.host_us(s))) for s in steps]
+    shared = [
+        replayed_us(s, replay_steps(s, device, host_us=pool_elsewhere.host_us(s))) for s in steps if elsewhere
+    ]
     left: list[float] = []
     all_left: list[float] = []
     if len(steps) > 1:
@@ -179,6 +191,7 @@ def _rank(
         mean=_errors(mean, measured),
         leave_one_out=_errors(left, measured),
         leave_all_out=_errors(all_left, measured),
+        shared=_errors(shared, measured),
     )
 
 

@@ -46,12 +46,14 @@ class Program:
         host_us: host times of each op in the order in which its steps spend them.
         durations_us: of its kernels.
         device: launch latency and gap.
+        trace: that the step is of.
     """
 
     step: TracedStep
     host_us: HostTimes
     durations_us: Sequence[float]
     device: DeviceTimes
+    trace: KinetoTrace
 
     def steps(self) -> Steps:
         """Ready for the schedule."""

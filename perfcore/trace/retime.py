@@ -19,7 +19,6 @@ from perfcore.graph.kernels import EmbeddingBackward, Kernel, MeasuredKernel
 from perfcore.profile.profile import Profile, load_profile, profile_for
 from perfcore.trace.account import union_us
 from perfcore.trace.device import device_of
-from perfcore.trace.records import KinetoTrace
 from perfcore.trace.replay import Program, replay_steps, replayed_us, walk
 from perfcore.trace.whatif import scheduled_us
 from perfcore.trace.workload import TracedStep
@@ -88,13 +87,14 @@ class Retimed:
     bandwidth_share: float
 
 
-def price_step(step: TracedStep, program: Program, trace: KinetoTrace) -> PricedStep:
+def price_step(program: Program) -> PricedStep:
     """The step with predicted durations of all kernels whose work is known, its host times as in the program.
 
     Raises:
         TraceError: the trace's device is not in the catalogue.
     """
-    profile = profile_for(device_of([trace]))
+    step = program.step
+    profile = profile_for(device_of([program.trace]))
     kernels = [x.kernel for x in step.graph.launches()]
     predicted = _predicted_us(profile.cost_model(), kernels)
     durations = [us if own is None else own for us, own in zip(step.durations_us, predicted, strict=True)]
@@ -116,14 +116,14 @@ def price_step(step: TracedStep, program: Program, trace: KinetoTrace) -> Priced
     )
 
 
-def retime(programs: Sequence[Program], traces: Sequence[KinetoTrace], device: str) -> Retimed:
+def retime(programs: Sequence[Program], device: str) -> Retimed:
     """The iteration with its kernels on another device, named as in the catalogue, or as a profile.
 
     Raises:
         TraceError: the traces' own device is not in the catalogue.
         ProfileError: there is no such profile.
     """
-    source, target = profile_for(device_of(traces)), _profile(device)
+    source, target = profile_for(device_of([p.trace for p in programs])), _profile(device)
     bandwidth = source.device.hbm_bytes_per_s / target.device.hbm_bytes_per_s
     shares = {"predicted": 0.0, "bandwidth": 0.0, "all": 0.0}
     after = []

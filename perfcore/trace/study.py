@@ -69,7 +69,7 @@ def retimed(analysis: Analysis, device: str) -> Retimed:
         ProfileError: there is no such profile.
         HardwareError: there is no such device.
     """
-    return retime(_together(analysis), [r.trace for r in analysis.ranks], device)
+    return retime(_together(analysis), device)
 
 
 def priced(rank: RankAnalysis, analysis: Analysis) -> tuple[PricedStep, ...]:
@@ -80,15 +80,14 @@ def priced(rank: RankAnalysis, analysis: Analysis) -> tuple[PricedStep, ...]:
     """
     pool = HostPool(rank.steps)
     busy = [s for s in rank.steps if any(s.durations_us)]
-    programs = [Program(s, pool.host_us(s), s.durations_us, analysis.device) for s in busy]
-    return tuple(price_step(p.step, p, rank.trace) for p in programs)
+    programs = [Program(s, pool.host_us(s), s.durations_us, analysis.device, rank.trace) for s in busy]
+    return tuple(price_step(p) for p in programs)
 
 
 def timeline_of(analysis: Analysis) -> dict[str, Any]:
     """Measured beside predicted, with mean host times, as a Chrome trace."""
     programs = _together(analysis)
-    traces = [r.trace for r in analysis.ranks][: len(programs)]
-    starts = [p.step.window.start_us + t.base_us for p, t in zip(programs, traces, strict=True)]
+    starts = [p.step.window.start_us + p.trace.base_us for p in programs]
     compiled = [p.steps() for p in programs]
     steps = compiled[0] if len(compiled) == 1 else join(compiled, [p.step for p in programs])
     seeds = joint_seeds_us([p.step for p in programs], starts, clocks=steps.clocks)
@@ -127,4 +126,4 @@ def _program(rank: RankAnalysis, analysis: Analysis, *, first: bool, exact: bool
     at = 0 if first else int(np.argsort(lengths)[(len(lengths) - 1) // 2])
     step = rank.steps[at]
     host_us = step.host_us if exact else HostPool(rank.steps).host_us(step)
-    return Program(step, host_us, step.durations_us, analysis.device)
+    return Program(step, host_us, step.durations_us, analysis.device, rank.trace)

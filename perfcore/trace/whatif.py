@@ -9,6 +9,8 @@ A change is written as a target, an operator and a number:
     collectives / 2             transfers
     latency * 0, gap * 0        launch latency, gap between queued kernels
     cuda graph                  all launches captured in one CUDA graph: host times vanish but for the waits
+    batch * 2                   kernels, copies and all-to-alls at twice the batch, where shapes were recorded
+    world_size = 16             transfers among so many ranks, each with its batch; other kernels as they are
     fuse:aten::add*             consecutive ops by name become one: its host time and launch are paid once
 """
 
@@ -27,10 +29,11 @@ from perfcore.steps import HostKind
 from perfcore.trace.joint import join
 from perfcore.trace.pool import kinds
 from perfcore.trace.replay import Program
+from perfcore.trace.resize import with_batch, with_world_size
 
-_CHANGE = re.compile(r"^\s*(?P<target>.+?)\s*(?P<operator>[/*])\s*(?P<number>[0-9.eE+-]+)\s*$")
+_CHANGE = re.compile(r"^\s*(?P<target>.+?)\s*(?P<operator>[/*=])\s*(?P<number>[0-9.eE+-]+)\s*$")
 _KINDS = {kind.name.lower(): kind for kind in HostKind if kind >= 0}
-_TARGETS = (*_KINDS, "host", "kernels", "collectives", "latency", "gap")
+_TARGETS = (*_KINDS, "host", "kernels", "collectives", "latency", "gap", "batch", "world_size")
 _CAPTURE = "cuda graph"
 _FUSE = "fuse:"
 
@@ -79,6 +82,8 @@ def parse_change(text: str) -> Change:
         target = target.lower()
         if target not in _TARGETS:
             raise _no_change(text)
+    if (found["operator"] == "=") != (target == "world_size"):
+        raise _no_change(text)
     if number < 0 or (found["operator"] == "/" and number == 0):
         raise TraceError(f"A factor must be positive, but got {text!r}.")
     return Change(plain, target, 1.0 / number if found["operator"] == "/" else number)
@@ -127,6 +132,10 @@ def applied(program: Program, change: Change) -> Program:
     target, factor = change.target, change.factor
     if target == _CAPTURE:
         return _captured(program)
+    if target == "world_size":
+        return with_world_size(program, round(factor))
+    if target == "batch":
+        return with_batch(program, factor)
     if target.startswith(_FUSE):
         return _fused(program, target.removeprefix(_FUSE), change)
     if target in ("latency", "gap"):
