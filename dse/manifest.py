@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -113,6 +114,8 @@ def write_atomically(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as err:
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise cannot_write(path, err) from err
 
 

@@ -92,3 +92,18 @@ def test_a_refused_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_nothing_names_the_machine_or_its_user():
     assert set(host()) == {"system", "machine", "cores"}
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
+    path = tmp_path / "pareto.csv"
+    path.write_text("old")
+
+    def full(self, text, **_):
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(StorageError, match=r"pareto\.csv cannot be written: No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
