@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from perfcore.steps import HostKind
@@ -69,8 +69,10 @@ class StepAccount:
         return float(sum(getattr(self, name) for name in _HOST_FIELDS))
 
 
-def account_of(trace: KinetoTrace, step: TracedStep, *, transfers_us: Sequence[float] = ()) -> StepAccount:
-    """The account of one step; with the transfers of its collectives also what they waited for other ranks."""
+def account_of(
+    trace: KinetoTrace, step: TracedStep, *, transfers_us: Mapping[int, float] | None = None
+) -> StepAccount:
+    """The account of one step; with the transfers of its collectives, by launch, also their waiting for other ranks."""
     sums = dict.fromkeys(HostKind, 0.0)
     waited = queued = 0.0
     for piece, times in zip(step.pieces, step.host_us, strict=True):
@@ -84,7 +86,7 @@ def account_of(trace: KinetoTrace, step: TracedStep, *, transfers_us: Sequence[f
     computing = _union((max(a, begin), min(b, end)) for a, b, c in running if not c)
     collecting = _union((max(a, begin), min(b, end)) for a, b, c in running if c)
     unexplained = sum(_idle_us(piece, busy) for piece in step.pieces)
-    own = [x.kernel.duration_us for x in step.launched if x.collective]
+    transfers = (transfers_us or {}).items()
     return StepAccount(
         t1_us=sums[HostKind.T1],
         t2_us=sums[HostKind.T2],
@@ -99,7 +101,7 @@ def account_of(trace: KinetoTrace, step: TracedStep, *, transfers_us: Sequence[f
         device_busy_us=_length(busy),
         communication_us=_length(collecting),
         exposed_communication_us=_length(busy) - _length(computing),
-        waiting_for_ranks_us=sum(max(0.0, us - t) for us, t in zip(own, transfers_us, strict=False)),
+        waiting_for_ranks_us=sum(max(0.0, step.durations_us[i] - us) for i, us in transfers),
     )
 
 

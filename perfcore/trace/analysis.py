@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfcore.errors import TraceError
 from perfcore.steps import Steps
 from perfcore.trace.account import StepAccount, account_of
-from perfcore.trace.joint import check_joinable, join, joint_seeds_us, transfers_us
+from perfcore.trace.joint import join, joint_seeds_us, shared_collectives, transfers_us
 from perfcore.trace.pool import HostPool
 from perfcore.trace.records import KinetoTrace
 from perfcore.trace.replay import DeviceTimes, HostTimes, device_times, replay_steps, replayed_us, walked_us
@@ -126,7 +126,7 @@ def analyse(traces: Sequence[KinetoTrace]) -> Analysis:
     pool = HostPool(s for steps, _ in kept for s in steps)
     joinable = len({t.rank for t in traces}) == len(traces) > 1
     joint, reason = None, ""
-    transfers: list[Array] = []
+    transfers: list[list[dict[int, float]]] = []
     if joinable:
         try:
             transfers, joint = _joint([s for s, _ in kept], traces, device, pool)
@@ -137,7 +137,7 @@ def analyse(traces: Sequence[KinetoTrace]) -> Analysis:
             traces[i],
             *kept[i],
             device,
-            transfers,
+            [by_rank[i] for by_rank in transfers],
             [s for j, (steps, _) in enumerate(kept) if j != i for s in steps],
         )
         for i in range(len(traces))
@@ -160,7 +160,7 @@ def _rank(
     steps: Sequence[TracedStep],
     dropped: int,
     device: DeviceTimes,
-    transfers: Sequence[Array],
+    transfers: Sequence[dict[int, float]],
     elsewhere: Sequence[TracedStep],
 ) -> RankAnalysis:
     pool, pool_elsewhere = HostPool(steps), HostPool(elsewhere)
@@ -178,7 +178,7 @@ def _rank(
             left.append(replayed_us(step, replay_steps(step, device, host_us=without.host_us(step))))
             all_left.append(_from_others(others, without, device))
     accounts = [
-        account_of(trace, s, transfers_us=transfers[i].tolist() if i < len(transfers) else ())
+        account_of(trace, s, transfers_us=transfers[i] if i < len(transfers) else None)
         for i, s in enumerate(steps)
     ]
     measured = [s.window.duration_us for s in steps]
@@ -203,7 +203,7 @@ def _from_others(others: Sequence[TracedStep], pool: HostPool, device: DeviceTim
 
 def _joint(
     kept: Sequence[Sequence[TracedStep]], traces: Sequence[KinetoTrace], device: DeviceTimes, pool: HostPool
-) -> tuple[list[Array], JointAnalysis]:
+) -> tuple[list[list[dict[int, float]]], JointAnalysis]:
     without = [
         HostPool(s for other, steps in enumerate(kept) if other != rank for s in steps)
         for rank in range(len(kept))
@@ -212,19 +212,22 @@ def _joint(
     exact: list[float] = []
     mean: list[float] = []
     left: list[float] = []
-    transfers, waits, busy = [], 0.0, 0.0
+    transfers: list[list[dict[int, float]]] = []
+    waits, busy = 0.0, 0.0
     for number in range(count):
         steps = [rank[number] for rank in kept]
-        check_joinable(steps)
         starts = [s.window.start_us + t.base_us for s, t in zip(steps, traces, strict=True)]
         exact += joint_errors(steps, starts, device, [s.host_us for s in steps])
         mean += joint_errors(steps, starts, device, [pool.host_us(s) for s in steps])
         left += joint_errors(
             steps, starts, device, [p.host_us(s) for p, s in zip(without, steps, strict=True)]
         )
-        transfers.append(transfers_us(steps))
-        own = np.array([[x.kernel.duration_us for x in s.launched if x.collective] for s in steps])
-        waits, busy = waits + float((own - transfers[-1]).sum()), busy + float(own.sum())
+        common, shortest = shared_collectives(steps), transfers_us(steps)
+        own = np.array([np.array(s.durations_us)[common[:, r]] for r, s in enumerate(steps)])
+        transfers.append(
+            [dict(zip(common[:, r].tolist(), shortest.tolist(), strict=True)) for r in range(len(kept))]
+        )
+        waits, busy = waits + float((own - shortest).sum()), busy + float(own.sum())
     return transfers, JointAnalysis(
         Errors(tuple(exact)), Errors(tuple(mean)), Errors(tuple(left)), waits / busy if busy else 0.0, count
     )

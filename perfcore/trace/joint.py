@@ -18,30 +18,67 @@ from perfcore.trace.workload import TracedStep
 
 Array = NDArray[np.float64]
 
+# Collectives end together on all ranks, but for what clocks and rounding add.
+TOGETHER_US = 500.0
 
-def check_joinable(steps: Sequence[TracedStep]) -> None:
-    """Every rank must run the same collectives in the same order.
+
+def shared_collectives(steps: Sequence[TracedStep]) -> NDArray[np.int64]:
+    """`(k, r)`: launch index of the k-th common collective on each rank.
+
+    All of them, where the ranks run the same ones. Where windows were cut at different places or kernels were lost, those of
+    one name that end together on every rank.
 
     Raises:
-        TraceError: they do not; the message names the first difference.
+        TraceError: fewer than half of the collectives of the rank that has fewest are common.
     """
-    found = [[x.kernel.name.split("(")[0] for x in s.launched if x.collective] for s in steps]
-    for rank, names in enumerate(found):
-        if names != found[0]:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(names, found[0], strict=False)) if a != b),
-                min(len(names), len(found[0])),
-            )
-            raise TraceError(
-                f"Ranks must run the same collectives, but trace {rank} has {len(names)}, the first {len(found[0])}, "
-                f"and number {at} differs.",
-                hint="Pass the traces of one step on all ranks.",
-            )
+    own = [[i for i, x in enumerate(s.launched) if x.collective] for s in steps]
+    names = [[_name(s, i) for i in found] for s, found in zip(steps, own, strict=True)]
+    if all(n == names[0] for n in names):
+        return np.array(own, dtype=np.int64).reshape(len(steps), -1).T
+    reference = min(range(len(steps)), key=lambda r: len(own[r]))
+    common: list[list[int]] = []
+    begin = [0] * len(steps)
+    for index in own[reference]:
+        places = [_same(steps, own[r], begin[r], (reference, index), r) for r in range(len(steps))]
+        if None not in places:
+            found = [p for p in places if p is not None]
+            common.append([own[r][p] for r, p in enumerate(found)])
+            begin = [p + 1 for p in found]
+    if 2 * len(common) < max(1, len(own[reference])):
+        raise TraceError(
+            f"Ranks must run the same collectives, but have {[len(o) for o in own]} of which {len(common)} are common.",
+            hint="Pass the traces of one step on all ranks.",
+        )
+    return np.array(common, dtype=np.int64)
+
+
+def _name(step: TracedStep, index: int) -> str:
+    return step.launched[index].kernel.name.split("(")[0]
+
+
+def _same(
+    steps: Sequence[TracedStep], own: Sequence[int], begin: int, wanted: tuple[int, int], rank: int
+) -> int | None:
+    """Place among a rank's collectives of the one that has the wanted one's name and ends with it."""
+    reference, index = wanted
+    name, end_us = _name(steps[reference], index), _end_us(steps[reference], index)
+    for place in range(begin, len(own)):
+        if (
+            _name(steps[rank], own[place]) == name
+            and abs(_end_us(steps[rank], own[place]) - end_us) <= TOGETHER_US
+        ):
+            return place
+    return None
+
+
+def _end_us(step: TracedStep, index: int) -> float:
+    return step.launched[index].kernel.end_us + step.base_us
 
 
 def transfers_us(steps: Sequence[TracedStep]) -> Array:
-    """`(i,)`: the shortest kernel of the i-th collective over all ranks."""
-    by_rank = [[x.kernel.duration_us for x in s.launched if x.collective] for s in steps]
+    """`(k,)`: the shortest kernel of the k-th common collective over all ranks."""
+    common = shared_collectives(steps)
+    by_rank = [[s.launched[i].kernel.duration_us for i in common[:, r].tolist()] for r, s in enumerate(steps)]
     return np.asarray(np.min(by_rank, axis=0), dtype=np.float64)
 
 
@@ -51,14 +88,17 @@ def join(ranks: Sequence[Steps], traced: Sequence[TracedStep], transfer_us: Arra
     Args:
         ranks: compiled steps of each rank, one rank and one candidate each.
         traced: what they were compiled from.
-        transfer_us: `(i,)` of each collective; the shortest measured one by default.
+        transfer_us: `(k,)` of each common collective; the shortest measured one by default.
 
     Raises:
-        TraceError: the ranks run different collectives.
+        TraceError: the ranks run different collectives, or run them on different streams.
     """
-    check_joinable(traced)
+    common = shared_collectives(traced)
     transfers = transfers_us(traced) if transfer_us is None else transfer_us
-    cuts = [_collective_rows(s, t) for s, t in zip(ranks, traced, strict=True)]
+    cuts = [_rows_of(s, common[:, r].tolist()) for r, s in enumerate(ranks)]
+    targets = [s.table["target"][rows].tolist() for s, rows in zip(ranks, cuts, strict=True)]
+    if any(t != targets[0] for t in targets):
+        raise TraceError("Ranks must run their collectives on corresponding streams, but do not.")
     rows: list[NDArray[Any]] = []
     launches: list[Array] = []
     launch_ops: list[int] = []
@@ -106,9 +146,10 @@ def joint_seeds_us(steps: Sequence[TracedStep], starts_us: Sequence[float], *, c
     return state.reshape(-1)
 
 
-def _collective_rows(steps: Steps, traced: TracedStep) -> list[int]:
-    launches = {i for i, x in enumerate(traced.launched) if x.collective}
-    return [row for row, launch in enumerate(steps.table["launch"].tolist()) if launch in launches]
+def _rows_of(steps: Steps, launches: Sequence[int]) -> list[int]:
+    """Rows that make the given launches."""
+    wanted = set(launches)
+    return [row for row, launch in enumerate(steps.table["launch"].tolist()) if launch in wanted]
 
 
 def _own_waits(row: Any, rank: int) -> NDArray[Any]:

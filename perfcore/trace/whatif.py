@@ -26,7 +26,7 @@ import numpy as np
 from perfcore.errors import TraceError
 from perfcore.schedule import schedule
 from perfcore.steps import HostKind
-from perfcore.trace.joint import join
+from perfcore.trace.joint import join, shared_collectives
 from perfcore.trace.pool import kinds
 from perfcore.trace.replay import Program
 from perfcore.trace.resize import with_batch, with_world_size
@@ -114,13 +114,10 @@ def scheduled_us(programs: Sequence[Program]) -> float:
     compiled = [p.steps() for p in programs]
     if len(programs) == 1:
         return float(schedule(compiled[0]).iteration_time_us[0])
-    transfers = np.min([_transfers(p) for p in programs], axis=0)
-    return float(schedule(join(compiled, [p.step for p in programs], transfers)).iteration_time_us[0])
-
-
-def _transfers(program: Program) -> list[float]:
-    times = zip(program.step.launched, program.durations_us, strict=True)
-    return [us for x, us in times if x.collective]
+    steps = [p.step for p in programs]
+    common = shared_collectives(steps)
+    transfers = np.min([np.array(p.durations_us)[common[:, r]] for r, p in enumerate(programs)], axis=0)
+    return float(schedule(join(compiled, steps, transfers)).iteration_time_us[0])
 
 
 def applied(program: Program, change: Change) -> Program:

@@ -43,6 +43,7 @@ class TracedStep:
         queue_us: what launch calls waited for a full launch queue.
         queue_depth: launches in flight before the next launch call waits.
         backlog_us: when the kernels of the last launches before the step end, from its start.
+        base_us: what the window's times lack to the machine's clock.
         unlaunched: kernels of the step's time without a launch record.
     """
 
@@ -58,6 +59,7 @@ class TracedStep:
     queue_us: float
     queue_depth: int
     backlog_us: tuple[float, ...]
+    base_us: float
     unlaunched: int
 
 
@@ -101,6 +103,7 @@ class TraceGraphs:
             queue_us=sum(queued),
             queue_depth=self._queue.depth,
             backlog_us=self._queue.backlog_us(window.start_us),
+            base_us=self.trace.base_us,
             unlaunched=unlaunched,
         )
 
