@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup run test lint check bench studies validate-cpu clean
+.PHONY: setup run test lint check bench studies profiles accuracy validate-cpu clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,12 @@ studies: $(READY)          ## re-run every study
 
 validate-cpu: $(READY)     ## calibrate this CPU, then predict and measure designs it has not seen
 	$(BIN)/python -m dse.validation.unseen --document docs/validation.md
+
+profiles: $(READY)         ## fit the bundled profiles anew: make profiles DATA=folder of raw measurements
+	$(BIN)/python -m perfcore.profile.fit --data $(DATA)
+
+accuracy: $(READY)         ## the kernels of docs/accuracy.md, from the errors that the profiles state
+	$(BIN)/python -m perfcore.profile.accuracy
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache

@@ -24,6 +24,7 @@ from perfcore.graph.dims import dims_of, structure_of
 from perfcore.graph.dlrm import DlrmBuilder
 from perfcore.graph.kernels import Kernel, resolve
 from perfcore.graph.ops import WorkloadGraph
+from perfcore.interval import iteration_interval_us
 from perfcore.memory import MemoryBreakdown, memory_at
 from perfcore.profile.profile import Profile
 from perfcore.profile.schema import KnownError
@@ -140,6 +141,20 @@ class Predictor:
     def iteration_time_us(self, design: Design) -> float:
         """The iteration time alone."""
         return self.predict(design).iteration_time_us
+
+    def interval_us(self, prediction: Prediction) -> tuple[float, float]:
+        """The interval that holds nine in ten measured iteration times, as far as kernels and host are known."""
+        kernels = [resolve(launch.kernel) for launch in prediction.graph.launches()]
+        low, high = iteration_interval_us(
+            prediction.graph,
+            kernels,
+            self.cost.predict_us(kernels),
+            self.cost,
+            self.profile.overheads,
+            host_log_error_90=self.profile.host_log_error_90,
+        )
+        rest = prediction.iteration_time_us - float(prediction.timeline.iteration_time_us[0])  # a slow loader
+        return low + rest, high + rest
 
     def iteration_times_us(self, designs: Sequence[Design]) -> Array:
         """`(n,)` iteration times of n designs that differ in numbers and placement alone; one graph serves all.

@@ -32,12 +32,13 @@ def predict(
     """Predict one design: iteration time, breakdown, what bounds it, memory, whether it fits."""
     loaded, predictor = _load(design, overrides, profile)
     prediction = predictor.predict(loaded)
+    interval_us = predictor.interval_us(prediction)
     if as_json:
-        typer.echo(json.dumps(to_json(loaded, prediction), indent=2))
+        typer.echo(json.dumps(to_json(loaded, prediction) | interval_json(interval_us), indent=2))
     else:
         from dse.cli.predict_text import print_prediction
 
-        print_prediction(loaded, prediction)
+        print_prediction(loaded, prediction, interval_us)
 
 
 def explain(
@@ -127,6 +128,12 @@ def to_json(design: Design, prediction: Prediction) -> dict[str, Any]:
             for op in p.ops
         ],
     }
+
+
+def interval_json(interval_us: tuple[float, float]) -> dict[str, float]:
+    """The interval in milliseconds."""
+    low, high = interval_us
+    return {"low": low / 1e3, "high": high / 1e3}
 
 
 def path_json(prediction: Prediction) -> list[dict[str, Any]]:

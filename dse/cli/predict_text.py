@@ -20,10 +20,12 @@ MAX_OPS = 15
 TEXT_COLUMNS = ("part", "ops")
 
 
-def print_prediction(design: Design, prediction: Prediction) -> None:
+def print_prediction(design: Design, prediction: Prediction, interval_us: tuple[float, float]) -> None:
     """Headline, breakdown, ops, memory, and how far to trust it."""
     console = Console()
     _headline(console, design, prediction)
+    low, high = (us / US_PER_MS for us in interval_us)
+    console.print(f"Nine in ten measurements should lie within {low:.3f} to {high:.3f} ms.", highlight=False)
     console.print(_breakdown(prediction))
     console.print(_ops(console, prediction))
     console.print(_memory(design, prediction))

@@ -70,11 +70,15 @@ class CollectiveModel:
         curves: by kind and number of GPUs inside one machine.
         node: links; `None` when only measured world sizes can be priced.
         own: the curves were measured on this device, not carried over.
+        log_error_90_inside: nine in ten measurements lie within a factor `exp` of it, inside the curves.
+        analytic_log_error_90: likewise where links or another world size price.
     """
 
     curves: Curves
     node: Node | None
     own: bool = True
+    log_error_90_inside: float = 0.0
+    analytic_log_error_90: float = 0.0
 
     def predict_us(self, kernels: Sequence[Collective]) -> list[Array]:
         """One array per kernel, of the broadcast shape of its dims; 0 for one rank or no bytes."""
@@ -104,6 +108,11 @@ class CollectiveModel:
             curve = self.curves.get((kernel.kind, int(world)))
             covered = covered and curve is not None and curve.covers(sizes[busy & (worlds == world)])
         return Calibration.MEASURED if covered else Calibration.EXTRAPOLATED
+
+    def log_error_90(self, kernel: Collective) -> float:
+        """Nine in ten measurements lie within a factor `exp` of it of the duration."""
+        measured = self.calibration(kernel) is Calibration.MEASURED
+        return self.log_error_90_inside if measured else self.analytic_log_error_90
 
     def _us(self, kind: CollectiveKind, bytes_: Array, *, world: int, local: int) -> Array:
         local = max(1, min(local, world))

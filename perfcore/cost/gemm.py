@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.cost.model import Calibration
-from perfcore.cost.roofline import GemmRoofline, GemmShapes, gemm_roofline, peak_flops_per_s
+from perfcore.cost.roofline import TILES, GemmRoofline, GemmShapes, gemm_roofline, peak_flops_per_s
 from perfcore.cost.stacking import stack
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType, Gemm, GemmLayout
@@ -24,6 +24,10 @@ Array = NDArray[np.float64]
 Correction = Callable[[NDArray[np.float32]], Array]
 FADE_OCTAVES = 2.0
 _TAIL_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+_PADS = (64, 128, 256)  # extents that libraries' tiles are multiples of
+_BEFORE_TILES = 11 + 2 * len(_TAIL_TILES)
+# Of the features: how tiles compare, and padding.
+TILE_COLUMNS = slice(_BEFORE_TILES, _BEFORE_TILES + len(TILES) + 4 * len(_PADS) + 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class GemmParams:
         high: largest fitted `(batch, m, n, k)`.
         basis: measured on this device, or carried over.
         correction_from_us: shortest roofline time in the fit; the correction fades out below it.
+        log_error_90: nine in ten measurements lie within a factor `exp` of it; of shapes like those of the fit.
+        log_error_90_outside: likewise of other shapes.
         clock_share: sustained (or locked) clock over the data sheet's boost clock.
     """
 
@@ -47,6 +53,8 @@ class GemmParams:
     basis: Calibration = Calibration.ANALYTIC
     correction_from_us: float = 0.0
     clock_share: float = 1.0
+    log_error_90: float = 0.0
+    log_error_90_outside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,12 @@ class GemmModel:
         inside_line = line if same else gemm_roofline(inside, device, dtype)
         exponent = correction(features(inside, inside_line, device, dtype, params))
         return us * np.exp(exponent * trust(shapes, line, params))
+
+    def log_error_90(self, kernel: Gemm) -> float:
+        """Nine in ten measurements lie within a factor `exp` of it of the duration."""
+        params = self.params[kernel.dtype]
+        outside = self.calibration(kernel) is not params.basis
+        return params.log_error_90_outside if outside else params.log_error_90
 
     def calibration(self, kernel: Gemm) -> Calibration:
         """`MEASURED` inside the fitted range of a measured device, forward layout only."""
@@ -154,6 +168,8 @@ def features(
         np.log2(line.waves),
         line.choice.astype(np.float64),
         *_tails(shapes, device),
+        *line.tile_octaves.T,
+        *_padding(shapes),
         *(np.full(len(shapes.m), v) for v in _device_numbers(device, dtype)),
     ]
     return np.array(columns, dtype=np.float32).T  # column order is what CatBoost reads fastest
@@ -167,6 +183,14 @@ def _tails(shapes: GemmShapes, device: Device) -> list[Array]:
         waves = blocks / device.sm_count
         columns += [waves / np.ceil(waves), np.minimum(waves, 64.0)]
     return columns
+
+
+def _padding(shapes: GemmShapes) -> list[Array]:
+    """Share of a padded extent that is used, whether an extent is aligned, and how oblong the matrices are."""
+    m, n, k = shapes.m, shapes.n, shapes.k
+    columns = [v / (np.ceil(v / pad) * pad) for pad in _PADS for v in (m, n)]
+    columns += [(v % pad == 0).astype(np.float64) for pad in _PADS for v in (n, k)]
+    return [*columns, np.log2(m / n), np.log2(n * k), np.log2(m * k), np.log2(m * n)]
 
 
 def _device_numbers(device: Device, dtype: DType) -> tuple[float, ...]:

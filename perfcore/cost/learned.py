@@ -1,49 +1,105 @@
-"""Learned corrections: CatBoost on log(measured / analytic), loaded when first asked.
+"""Learned corrections: oblivious trees on log(measured / analytic), loaded when first asked.
 
-CatBoost is imported on first use only; without a correction file nothing of it is needed.
+A tree asks the same `depth` questions of every row (`feature > border`); the answers are the bits of its leaf's
+number. A file holds borders by feature, questions as (feature, number of the border), and leaves in half
+precision. CatBoost grows such trees; nothing of it is needed to ask them.
 """
 
 from __future__ import annotations
 
+import zipfile
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.errors import MissingPackageError, ProfileError
+from perfcore.errors import ProfileError
 
 Array = NDArray[np.float64]
+NEVER = 255  # a border's number that no value lies beyond: at most 254 borders a feature
+_ARRAYS = ("borders", "starts", "features", "numbers", "leaves", "bias")
+
+
+class Trees:
+    """A sum of oblivious trees."""
+
+    def __init__(
+        self,
+        *,
+        borders: NDArray[np.float32],
+        starts: NDArray[np.int64],
+        features: NDArray[np.uint8],
+        numbers: NDArray[np.uint8],
+        leaves: NDArray[np.float32],
+        bias: float,
+    ) -> None:
+        """Borders `(b,)` of feature `f` at `starts[f]:starts[f + 1]`; questions `(t, d)`; leaves `(t, 2^d)`."""
+        self.borders, self.starts, self.bias = borders, starts, bias
+        self.features, self.numbers, self.leaves = features, numbers, leaves
+
+    def __call__(self, features: NDArray[np.float32]) -> Array:
+        """`(s, f)` features to `(s,)` sums of leaves."""
+        from perfcore.cost.trees_kernel import add_trees
+
+        bins = np.empty((features.shape[1], len(features)), dtype=np.uint8)
+        for column, values in enumerate(features.T):
+            borders = self.borders[self.starts[column] : self.starts[column + 1]]
+            bins[column] = np.searchsorted(borders, values, side="left")
+        total = np.full(len(features), self.bias)
+        add_trees(bins, self.features, self.numbers, self.leaves, total)
+        return total
+
+    def save(self, path: Path) -> None:
+        """Write one compressed file; equal trees give equal bytes."""
+        np.savez_compressed(
+            path,
+            borders=self.borders,
+            starts=self.starts.astype(np.int32),
+            features=self.features,
+            numbers=self.numbers,
+            leaves=self.leaves.astype(np.float16),
+            bias=np.array(self.bias),
+        )
+
+
+def load_trees(path: Path) -> Trees:
+    """The trees of a file.
+
+    Raises:
+        ProfileError: it cannot be read, or is no such file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            values = {name: file[name] for name in _ARRAYS}
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as err:
+        reason = str(err).splitlines()[0]
+        raise ProfileError(f"{path}: a file of trees is needed, but it cannot be read: {reason}") from None
+    if values["leaves"].shape != (len(values["features"]), 1 << values["features"].shape[1]):
+        raise ProfileError(f"{path}: `leaves` must be (trees, 2^depth), but is {values['leaves'].shape}.")
+    return Trees(
+        borders=values["borders"],
+        starts=values["starts"].astype(np.int64),
+        features=values["features"],
+        numbers=values["numbers"],
+        leaves=values["leaves"].astype(np.float32),
+        bias=float(values["bias"]),
+    )
 
 
 class Residual:
-    """`features -> log(measured / analytic)`, read from CatBoost's own file format."""
+    """`features -> log(measured / analytic)`, read from a file of trees."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __call__(self, features: NDArray[np.float32]) -> Array:
         """`(s, f)` features to `(s,)` corrections of the logarithm."""
-        return np.asarray(self._model.predict(features, thread_count=1), dtype=np.float64)
+        return self._trees(features)
 
     @cached_property
-    def _model(self) -> Any:
-        try:
-            from catboost import CatBoostError, CatBoostRegressor
-        except ImportError as err:
-            raise MissingPackageError(
-                "A fitted kernel model needs CatBoost.", hint="pip install catboost"
-            ) from err
-        model = CatBoostRegressor()
-        try:
-            model.load_model(str(self.path), format="cbm")
-        except CatBoostError as err:
-            reason = str(err).splitlines()[0]
-            raise ProfileError(
-                f"{self.path}: a CatBoost model is needed, but it cannot be read: {reason}"
-            ) from None
-        return model
+    def _trees(self) -> Trees:
+        return load_trees(self.path)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Send the path alone to other processes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,15 @@ class KernelModel(Protocol[K_contra]):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol[K_contra]):
+    """A kernel model that says how far off it is."""
+
+    def log_error_90(self, kernel: K_contra) -> float:
+        """Nine in ten measurements lie within a factor `exp` of it of the duration."""
+        ...
+
+
 class CostModel:
     """Prices kernels of every kind, each by the model registered for its class."""
 
@@ -59,3 +68,8 @@ class CostModel:
     def calibration(self, kernel: Kernel) -> Calibration:
         """On what the duration of this kernel rests."""
         return self._models[type(kernel)].calibration(kernel)
+
+    def log_error_90(self, kernel: Kernel) -> float:
+        """Nine in ten measurements lie within a factor `exp` of it of the duration; 0 where a model says nothing."""
+        model = self._models[type(kernel)]
+        return model.log_error_90(kernel) if isinstance(model, Bounded) else 0.0

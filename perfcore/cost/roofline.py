@@ -41,7 +41,7 @@ _ROWS = np.array([t[0] for t in TILES for _ in K_SPLITS], dtype=np.float64)
 _COLS = np.array([t[1] for t in TILES for _ in K_SPLITS], dtype=np.float64)
 _SPLIT = np.array([s for _ in TILES for s in K_SPLITS], dtype=np.float64)
 _CHUNK = 1024  # rows whose candidates fit in a core's cache
-_NOTHING = (np.empty(0), np.empty(0, dtype=np.intp), np.empty(0))
+_NOTHING = (np.empty(0), np.empty(0, dtype=np.intp), np.empty(0), np.empty((0, len(TILES))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,14 @@ class GemmRoofline:
         hbm_us: device memory traffic.
         choice: index of the best (tile, split) pair.
         waves: its number of waves, not rounded up.
+        tile_octaves: `(s, tiles)`: how many times twice as long each tile takes as the best, at its best split.
     """
 
     tiled_us: Array
     hbm_us: Array
     choice: NDArray[np.intp]
     waves: Array
+    tile_octaves: Array
 
     @property
     def us(self) -> Array:
@@ -112,17 +114,20 @@ def gemm_roofline(shapes: GemmShapes, device: Device, dtype: DType) -> GemmRoofl
     """
     size = len(shapes.m)
     parts = [_tiled(shapes.take(slice(at, at + _CHUNK)), device, dtype) for at in range(0, size, _CHUNK)]
-    seconds, choice, waves = (np.concatenate(p) for p in zip(*parts, strict=True)) if parts else _NOTHING
+    seconds, choice, waves, octaves = (
+        (np.concatenate(p) for p in zip(*parts, strict=True)) if parts else _NOTHING
+    )
     return GemmRoofline(
         tiled_us=seconds * US_PER_S,
         hbm_us=shapes.hbm_bytes(dtype.bytes) / device.hbm_bytes_per_s * US_PER_S,
         choice=choice,
         waves=waves,
+        tile_octaves=octaves,
     )
 
 
-def _tiled(shapes: GemmShapes, device: Device, dtype: DType) -> tuple[Array, NDArray[np.intp], Array]:
-    """Seconds, choice and waves of the best tile, `(s,)` each, from `(s, tiles × splits)`."""
+def _tiled(shapes: GemmShapes, device: Device, dtype: DType) -> tuple[Array, NDArray[np.intp], Array, Array]:
+    """Seconds, choice and waves of the best tile, `(s,)` each; octaves of all, `(s, tiles)`."""
     step = K_STEP[dtype]
     m, n, k, batch = (x[:, None] for x in (shapes.m, shapes.n, shapes.k, shapes.batch))
     depth = np.ceil(k / (_SPLIT * step)) * step
@@ -133,4 +138,6 @@ def _tiled(shapes: GemmShapes, device: Device, dtype: DType) -> tuple[Array, NDA
     seconds = np.ceil(waves) * np.maximum(compute, feed) + merge
     best = np.argmin(seconds, axis=1)
     at = np.arange(len(best))
-    return seconds[at, best], best, waves[at, best]
+    fastest = seconds[at, best]
+    by_tile = seconds.reshape(len(best), len(TILES), len(K_SPLITS)).min(axis=2)
+    return fastest, best, waves[at, best], np.log2(by_tile / fastest[:, None])

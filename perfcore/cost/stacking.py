@@ -78,11 +78,13 @@ class FormulaModel(Generic[K]):
     Attributes:
         price_us: kernels and their stacked dims `(s,)` to durations `(s,)`.
         basis: on what the formula's constants rest.
+        error: nine in ten measurements lie within a factor `exp(error)` of the duration.
         sum_tables: the last axis of the dims is tables, summed inside a kernel.
     """
 
     price_us: Callable[[Sequence[K], Stacked], Array]
     basis: Calibration = Calibration.ANALYTIC
+    error: float = 0.0
     sum_tables: bool = False
 
     def predict_us(self, kernels: Sequence[K]) -> list[Array]:
@@ -95,6 +97,10 @@ class FormulaModel(Generic[K]):
     def calibration(self, kernel: K) -> Calibration:
         """On what the formula rests; the same for every shape."""
         return self.basis
+
+    def log_error_90(self, kernel: K) -> float:
+        """Nine in ten measurements lie within a factor `exp` of it of the duration; the same for every shape."""
+        return self.error
 
 
 def _names(kernel: Any) -> tuple[str, ...]:

@@ -50,8 +50,8 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
     memory, embedding = _memory(entries, device), _embedding(entries, device)
 
     def formula(price: Any, entry: str, *, sum_tables: bool = False) -> FormulaModel[Any]:
-        basis = entries.section(entry).calibration("basis")
-        return FormulaModel(price, basis, sum_tables=sum_tables)
+        section = entries.section(entry)
+        return FormulaModel(price, section.calibration("basis"), _spread(section), sum_tables=sum_tables)
 
     return {
         k.Gemm: _gemm(entries, folder, device),
@@ -112,6 +112,8 @@ def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
             high=_quad(values, "high"),
             basis=entry.calibration("basis"),
             correction_from_us=values.number("correction_from_us") if "correction_from_us" in values else 0.0,
+            log_error_90=_spread(entry),
+            log_error_90_outside=_spread(entry, "log_error_90_outside") or _spread(entry),
             clock_share=values.number("clock_share") if "clock_share" in values else 1.0,
         )
         if "correction" in entry:
@@ -162,8 +164,10 @@ def _embedding(entries: Section, device: Device) -> EmbeddingFormulas:
 
 
 def _collectives(profile: Section, folder: Path, node: Node | None) -> CollectiveModel:
+    kernels = profile.section("kernels")
+    analytic = _spread(kernels.section("collective")) if "collective" in kernels else 0.0
     if "collectives" not in profile:
-        return CollectiveModel({}, node)
+        return CollectiveModel({}, node, analytic_log_error_90=analytic)
     data = read_json(folder / profile.text("collectives"))
     curves: dict[tuple[k.CollectiveKind, int], SizeCurve] = {}
     for entry in data.list_of_sections("curves"):
@@ -171,7 +175,19 @@ def _collectives(profile: Section, folder: Path, node: Node | None) -> Collectiv
         curves[kind, gpus] = SizeCurve(
             entry.numbers("bytes"), entry.numbers("us"), bytes_factor=bytes_factor(kind, gpus)
         )
-    return CollectiveModel(_frozen(curves), node, own=data.calibration("basis") is Calibration.MEASURED)
+    own = data.calibration("basis") is Calibration.MEASURED
+    return CollectiveModel(
+        _frozen(curves),
+        node,
+        own=own,
+        log_error_90_inside=_spread(data),
+        analytic_log_error_90=analytic,
+    )
+
+
+def _spread(values: Section, key: str = "log_error_90") -> float:
+    """The interval that an entry states, 0 where it states none."""
+    return values.number(key) if key in values else 0.0
 
 
 def _frozen(curves: dict[tuple[k.CollectiveKind, int], SizeCurve]) -> Curves:

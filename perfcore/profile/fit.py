@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKED = "v100-sxm2-16gb"
-BF16_TREES = Trees(iterations=1500, depth=6, learning_rate=0.12)
-FP32_TREES = Trees(iterations=700, depth=6, learning_rate=0.12)
-POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12)
+BF16_TREES = Trees(iterations=1500)
+FP32_TREES = Trees(iterations=1000)
+POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12, columns=1.0)
 BF16_SYSTEMS = {
     "a100_sxm": "a100-sxm4-80gb",
     "h100_sxm": "h100-sxm",
@@ -128,10 +128,15 @@ def write_profile(recipe: Recipe, fits: Fits, constants: Mapping[str, Any], out:
     folder.mkdir(parents=True, exist_ok=True)
     for dtype, board in recipe.gemm.items():
         if dtype not in recipe.gemm_folder:
-            fit_gemm.save_model(fits.gemm[dtype, board].model, folder / f"gemm_{dtype.value}.cbm")
+            fits.gemm[dtype, board].model.save(folder / f"gemm_{dtype.value}.npz")
     if recipe.curves is not None and recipe.curves_folder is None:
         curves = [c.as_json() for c in fits.curves[recipe.curves]]
-        content = {"basis": "measured", "source": curves_source(recipe.curves), "curves": curves}
+        content = {
+            "basis": "measured",
+            "source": curves_source(recipe.curves),
+            "log_error_90": fit_tables.curve_spread(fits.curves[recipe.curves]),
+            "curves": curves,
+        }
         _write_json(folder / "collectives.json", content)
     _write_json(folder / "profile.json", document(recipe, fits, constants))
 
@@ -216,8 +221,8 @@ def _pool(sets: list[Samples], out: Path, constants: Mapping[str, Any]) -> Pool:
     dtype = sets[0].dtype
     floor_us = constants[f"gemm_{dtype.value}"]["parameters"]["floor_us"]
     params, model, left_out = fit_gemm.fit_pooled(sets, floor_us=floor_us, trees=POOLED_TREES)
-    file = f"gemm_{dtype.value}.cbm"
-    fit_gemm.save_model(model, out / POOLED / file)
+    file = f"gemm_{dtype.value}.npz"
+    model.save(out / POOLED / file)
     logger.info("pooled %s, left out: %s", dtype, {k: asdict(v) for k, v in left_out.items()})
     samples = sum(min(len(s.us), fit_gemm.POOLED_ROWS_PER_DEVICE) for s in sets)
     return Pool(params, file, left_out, samples)

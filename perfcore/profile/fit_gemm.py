@@ -9,15 +9,19 @@ measured time would keep only the slow ones among short kernels.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.cost.gemm import GemmModel, GemmParams, analytic_us, features
+from perfcore.cost.gemm import TILE_COLUMNS, GemmModel, GemmParams, analytic_us, features
+from perfcore.cost.learned import NEVER
+from perfcore.cost.learned import Trees as FittedTrees
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import GemmShapes, gemm_roofline
 from perfcore.design.hardware import Device
@@ -36,6 +40,7 @@ MIN_FP32_ROOFLINE_US = 10.0
 LARGE_US = 200.0
 DLRM_MIN_M, DLRM_MAX_WIDTH = 1024, 2048
 POOLED_ROWS_PER_DEVICE = 10_000
+INTERVAL = 0.9  # share of measurements that an interval holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,9 @@ class Trees:
     """Settings of CatBoost; the number of trees is chosen on the validation folds."""
 
     iterations: int = 1500
-    depth: int = 6
-    learning_rate: float = 0.12
+    depth: int = 8
+    learning_rate: float = 0.1
+    columns: float = 0.5  # share of the features that a level may ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +90,20 @@ class GemmFit:
         model: the correction, from all rows.
         samples: rows.
         held_out: errors on unseen (n, k) pairs.
+        coverage_pct: share of the measurements on those pairs inside the interval that the validation pairs gave.
         analytic: errors of the roofline alone on the same rows.
         dlrm_like: `held_out`, only rows with m ≥ 1024 and n, k ≤ 2048; `None` without any.
         single: `held_out` against every framework version apart; `None` where there is one.
     """
 
     params: GemmParams
-    model: Any
+    model: FittedTrees
     samples: int
     held_out: Errors
     analytic: Errors
     dlrm_like: Errors | None
     single: Errors | None
+    coverage_pct: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,57 +192,98 @@ def fit_gemm(
         eval_set=(inputs[valid], target[valid]),
         use_best_model=True,
     )
-    shown = samples.take(test)
+    fitted = to_trees(model)
+    shown, every = samples.take(test), samples if versions is None else versions
     base = analytic_us(gemm_roofline(shown.shapes, shown.device, shown.dtype), params)
     at = shown.shapes
     like_dlrm = (at.m >= DLRM_MIN_M) & (at.n <= DLRM_MAX_WIDTH) & (at.k <= DLRM_MAX_WIDTH)
-    whole = roofline_params(samples, floor_us=floor_us, basis=basis)
+    every_fold = nk_folds(every.shapes)
+    chosen = every.take((every_fold >= 14) & (every_fold < 17) & every.reported)
+    unseen = every.take((every_fold >= 17) & every.reported)
+    spread = log_error_90(predict_us(chosen, params, fitted), chosen.us)
+    whole = replace(roofline_params(samples, floor_us=floor_us, basis=basis), log_error_90=spread)
     final = _catboost(trees, iterations=model.tree_count_)
     final.fit(*_inputs(samples, whole), sample_weight=weight)
     return GemmFit(
         params=whole,
-        model=final,
+        model=to_trees(final),
         samples=len(samples.us),
-        held_out=_errors(shown, params, model),
+        held_out=_errors(shown, params, fitted),
         analytic=errors(base, shown.us),
-        dlrm_like=_errors(shown.take(like_dlrm), params, model) if like_dlrm.any() else None,
-        single=None
-        if versions is None
-        else _errors(versions.take(nk_folds(versions.shapes) >= 17), params, model),
+        dlrm_like=_errors(shown.take(like_dlrm), params, fitted) if like_dlrm.any() else None,
+        single=None if versions is None else _errors(unseen, params, fitted),
+        coverage_pct=coverage_pct(predict_us(unseen, params, fitted), unseen.us, spread),
     )
 
 
 def fit_pooled(
     sets: list[Samples], *, floor_us: float, trees: Trees
-) -> tuple[GemmParams, Any, dict[str, Errors]]:
+) -> tuple[GemmParams, FittedTrees, dict[str, Errors]]:
     """One correction for all devices by their numbers; errors of each device when its generation is left out."""
     thin = [_thinned(s) for s in sets]
-    left_out = {}
+    left_out, logs = {}, []
     for generation in sorted({s.device.compute_capability for s in thin}):
         rest = [s for s in thin if s.device.compute_capability != generation]
         p, model = _fit_union(rest, _pooled_params(rest, floor_us=floor_us), trees)
         for held in thin:
             if held.device.compute_capability == generation:
-                left_out[held.device.name] = _errors(held.take(held.reported), p, model)
+                shown = held.take(held.reported)
+                us = predict_us(shown, p, model)
+                left_out[held.device.name] = errors(us, shown.us)
+                logs.append(np.log(us / shown.us))
+    spread = round(float(np.quantile(np.abs(np.concatenate(logs)), INTERVAL)), 4)
     p, model = _fit_union(thin, _pooled_params(thin, floor_us=floor_us), trees)
-    return p, model, left_out
+    return replace(p, log_error_90=spread), model, left_out
 
 
-def predict_us(samples: Samples, params: GemmParams, model: Any) -> Array:
+def log_error_90(predicted: Array, measured: Array) -> float:
+    """The 90 % quantile of |ln(predicted / measured)|."""
+    return round(float(np.quantile(np.abs(np.log(predicted / measured)), INTERVAL)), 4)
+
+
+def coverage_pct(predicted: Array, measured: Array, spread: float) -> float:
+    """Share of the measurements within a factor `exp(spread)` of the prediction."""
+    return 100.0 * float(np.mean(np.abs(np.log(predicted / measured)) <= spread))
+
+
+def predict_us(samples: Samples, params: GemmParams, model: FittedTrees) -> Array:
     """`(s,)`: what the corrected roofline says of the samples' shapes."""
-    priced = GemmModel(samples.device, {samples.dtype: params}, {samples.dtype: model.predict})
+    priced = GemmModel(samples.device, {samples.dtype: params}, {samples.dtype: model})
     return priced.price_us(samples.shapes, samples.dtype)
 
 
-def _errors(samples: Samples, params: GemmParams, model: Any) -> Errors:
+def _errors(samples: Samples, params: GemmParams, model: FittedTrees) -> Errors:
     return errors(predict_us(samples, params, model), samples.us)
 
 
-def save_model(model: Any, path: Path) -> None:
-    """Write CatBoost's own format, without the time and the random id that it would add."""
-    metadata = model.get_metadata()
-    metadata["train_finish_time"] = metadata["model_guid"] = ""
-    model.save_model(str(path), format="cbm")
+def to_trees(model: Any) -> FittedTrees:
+    """CatBoost's oblivious trees as arrays."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        model.save_model(str(path), format="json")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    scale, (bias,) = content["scale_and_bias"]
+    columns = content["features_info"]["float_features"]
+    borders = [np.array(c["borders"] or [], dtype=np.float32) for c in columns]
+    trees = content["oblivious_trees"]
+    depth = max(len(t["splits"]) for t in trees)
+    features = np.zeros((len(trees), depth), dtype=np.uint8)
+    numbers = np.full((len(trees), depth), NEVER, dtype=np.uint8)
+    leaves = np.zeros((len(trees), 1 << depth), dtype=np.float32)
+    for row, tree in enumerate(trees):
+        for level, split in enumerate(tree["splits"]):
+            column = features[row, level] = split["float_feature_index"]
+            numbers[row, level] = np.searchsorted(borders[column], np.float32(split["border"]))
+        leaves[row, : len(tree["leaf_values"])] = np.array(tree["leaf_values"]) * scale
+    starts = np.cumsum([0] + [len(b) for b in borders])
+    return FittedTrees(
+        borders=np.concatenate(borders),
+        starts=starts,
+        features=features,
+        numbers=numbers,
+        leaves=leaves,
+        bias=float(bias),
+    )
 
 
 def nk_folds(shapes: GemmShapes) -> NDArray[np.int64]:
@@ -259,20 +308,30 @@ def _pooled_params(sets: list[Samples], *, floor_us: float) -> GemmParams:
     )
 
 
-def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, Any]:
-    parts = [_inputs(s, params) for s in sets]
+def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, FittedTrees]:
+    parts = [(without_tiles(x), y) for x, y in (_inputs(s, params) for s in sets)]
     model = _catboost(trees)
     weight = np.concatenate([s.device_share**2 for s in sets])
     model.fit(
         np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), sample_weight=weight
     )
-    return params, model
+    return params, to_trees(model)
 
 
 def _inputs(samples: Samples, params: GemmParams) -> tuple[NDArray[np.float32], Array]:
     line = gemm_roofline(samples.shapes, samples.device, samples.dtype)
     inputs = features(samples.shapes, line, samples.device, samples.dtype, params)
     return inputs, np.log(samples.us / analytic_us(line, params))
+
+
+def without_tiles(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The inputs with what tells tiles apart held constant, so that no tree asks it.
+
+    One device's choice among tiles says little of another's: with these columns, devices left out are predicted worse.
+    """
+    columns = np.arange(inputs.shape[1])
+    told = (columns >= TILE_COLUMNS.start) & (columns < TILE_COLUMNS.stop)
+    return np.where(told, np.float32(0.0), inputs)
 
 
 def _thinned(samples: Samples) -> Samples:
@@ -295,6 +354,7 @@ def _catboost(trees: Trees, *, iterations: int | None = None) -> Any:
         iterations=iterations or trees.iterations,
         depth=trees.depth,
         learning_rate=trees.learning_rate,
+        rsm=trees.columns,
         l2_leaf_reg=1.0,
         random_seed=SEED,
         thread_count=1,

@@ -12,7 +12,7 @@ from perfcore.cost.collective import SizeCurve, bytes_factor
 from perfcore.design.hardware import Device
 from perfcore.errors import ProfileError
 from perfcore.graph.kernels import CollectiveKind
-from perfcore.profile.fit_gemm import Errors, errors
+from perfcore.profile.fit_gemm import Errors, errors, log_error_90
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,11 +51,12 @@ FIGURE_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class VectorFit:
-    """Share of the data sheet's bandwidth by aten name, and the error of the rows that were held out."""
+    """Share of the data sheet's bandwidth by aten name, and the errors of the rows that were held out."""
 
     efficiency: dict[str, float]
     samples: int
     held_out: Errors
+    log_error_90: float
 
 
 def fit_vector(frame: pd.DataFrame, device: Device, *, floor_us: float) -> VectorFit:
@@ -84,7 +85,8 @@ def fit_vector(frame: pd.DataFrame, device: Device, *, floor_us: float) -> Vecto
         predicted.append(ideal_us[held] / efficiency[name] + floor_us)
         measured.append(us[held])
         samples += len(us)
-    return VectorFit(efficiency, samples, errors(np.concatenate(predicted), np.concatenate(measured)))
+    us, held_us = np.concatenate(predicted), np.concatenate(measured)
+    return VectorFit(efficiency, samples, errors(us, held_us), log_error_90(us, held_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,15 @@ def published_fit_curves(frame: pd.DataFrame, *, num_gpus: int) -> list[CurvePoi
 
 def curve_errors(curves: list[CurvePoints]) -> Errors:
     """Each inner size predicted from the others."""
+    return errors(*_left_out(curves))
+
+
+def curve_spread(curves: list[CurvePoints]) -> float:
+    """The 90 % quantile of |ln(predicted / measured)| of the same."""
+    return log_error_90(*_left_out(curves))
+
+
+def _left_out(curves: list[CurvePoints]) -> tuple[Array, Array]:
     predicted, measured = [], []
     for c in curves:
         factor = bytes_factor(c.kind, c.num_gpus)
@@ -152,7 +163,7 @@ def curve_errors(curves: list[CurvePoints]) -> Errors:
             rest = SizeCurve(c.bytes[:i] + c.bytes[i + 1 :], c.us[:i] + c.us[i + 1 :], bytes_factor=factor)
             predicted.append(float(rest.us(np.array([c.bytes[i]]))[0]))
             measured.append(c.us[i])
-    return errors(np.array(predicted), np.array(measured))
+    return np.array(predicted), np.array(measured)
 
 
 def _groups(frame: pd.DataFrame, gpus: str) -> list[tuple[str, int, pd.DataFrame]]:

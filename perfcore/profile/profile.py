@@ -1,6 +1,6 @@
 """Profiles: a device's kernel models and host overheads, with where each number came from.
 
-A profile is a folder: `profile.json`, CatBoost files (`.cbm`), `collectives.json`, `overheads.json`. It is looked for
+A profile is a folder: `profile.json`, files of trees (`.npz`), `collectives.json`, `overheads.json`. It is looked for
 at an explicit path, in `DSE_PROFILE_DIR`, in the user's data folder, then among the bundled ones.
 """
 
@@ -36,6 +36,7 @@ class Profile:
         overheads: host overheads T1 to T5.
         known_errors: held-out errors of its kernel models.
         provenance: kernel entry to the source of its numbers.
+        host_log_error_90: nine in ten hosts' times lie within a factor `exp` of it of the overheads' sum.
         hash: of every file read, the device and the node; equal profiles price alike.
         models: kernel class to model.
     """
@@ -45,6 +46,7 @@ class Profile:
     overheads: OverheadTable
     known_errors: tuple[KnownError, ...]
     provenance: Mapping[str, str]
+    host_log_error_90: float
     hash: str
     models: Mapping[type, Any]
 
@@ -79,6 +81,7 @@ def load_profile(name_or_path: str, *, device: Device | None = None, node: Node 
         overheads=_overheads(overheads_file),
         known_errors=known_errors(data),
         provenance=provenance(data),
+        host_log_error_90=data.number("host_log_error_90") if "host_log_error_90" in data else 0.0,
         hash=_hash([*_files(data, folder), overheads_file], device, node),
         models=models,
     )

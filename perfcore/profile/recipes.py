@@ -127,10 +127,15 @@ def document(recipe: Recipe, fits: Fits, constants: Mapping[str, Any]) -> dict[s
         "name": recipe.name,
         "device": None if recipe.name == "shared" else recipe.name,
         "overheads_from": recipe.overheads_from,
+        "host_log_error_90": constants["host_log_error_90"][_host(recipe)],
         "collectives": _collectives_file(recipe),
         "kernels": dict(sorted(kernels.items())),
         "known_errors": errors,
     }
+
+
+def _host(recipe: Recipe) -> str:
+    return "own" if recipe.name in (V100, A100) else "borrowed"
 
 
 def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -144,11 +149,19 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
             for n, e in pool.left_out.items()
         ]
         source = f"{source}; pooled over {', '.join(pool.left_out)}"
-        return _entry(pool.params, "extrapolated", folder + pool.file, source, pool.samples), known
+        entry = _entry(pool.params, "extrapolated", folder + pool.file, source, pool.samples)
+        return entry | {"log_error_90": pool.params.log_error_90}, known
     fit = fits.gemm[dtype, board]
     basis = "measured" if board in recipe.owns else "extrapolated"
     folder = f"../{recipe.gemm_folder[dtype]}/" if dtype in recipe.gemm_folder else ""
-    entry = _entry(fit.params, basis, f"{folder}{kernel}.cbm", f"{source}; {board}", fit.samples)
+    entry = _entry(fit.params, basis, f"{folder}{kernel}.npz", f"{source}; {board}", fit.samples)
+    outside = fits.pools[dtype].params.log_error_90
+    spread = fit.params.log_error_90 if basis == "measured" else outside
+    entry |= {
+        "log_error_90": spread,
+        "log_error_90_outside": outside,
+        "coverage_pct": round(fit.coverage_pct, 1),
+    }
     shown = {
         "": fit.held_out,
         " (roofline alone)": fit.analytic,
@@ -161,7 +174,7 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
 
 
 def _entry(params: GemmParams, basis: str, correction: str, source: str, samples: int) -> dict[str, Any]:
-    values = {k: v for k, v in asdict(params).items() if k != "basis"}
+    values = {k: v for k, v in asdict(params).items() if k != "basis" and not k.startswith("log_error")}
     return {
         "model": "roofline_residual",
         "parameters": values | {"low": list(params.low), "high": list(params.high)},
@@ -174,7 +187,7 @@ def _entry(params: GemmParams, basis: str, correction: str, source: str, samples
 
 
 def _pointwise_entries(recipe: Recipe, fits: Fits, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Pointwise functions at their own rates; reductions and multi-tensor kernels at the common one."""
+    """Pointwise functions at their own rates; multi-tensor kernels at the common one."""
     boards = [recipe.vector] if recipe.vector else sorted(fits.vector)
     names = fits.vector[boards[0]].efficiency
     share = {n: _median([fits.vector[b].efficiency[n] for b in boards]) for n in names}
@@ -182,7 +195,7 @@ def _pointwise_entries(recipe: Recipe, fits: Fits, constants: Mapping[str, Any])
     floor_us = constants["elementwise"]["parameters"]["floor_us"]
     functions = {n: {"efficiency": v, "floor_us": floor_us} for n, v in sorted(share.items())}
     out = {}
-    for kind in ("elementwise", "reduction", "multi_tensor"):
+    for kind in ("elementwise", "multi_tensor"):
         entry = constants[kind]
         parameters = entry["parameters"] | {"efficiency": common}
         if kind == "elementwise":
@@ -197,6 +210,8 @@ def _pointwise_entries(recipe: Recipe, fits: Fits, constants: Mapping[str, Any])
             "samples": samples,
             "date": DATE,
         }
+        if basis == "measured" and recipe.vector is not None:
+            out[kind]["log_error_90"] = fits.vector[recipe.vector].log_error_90
     return out
 
 

@@ -177,8 +177,8 @@ def test_features_are_finite_for_odd_shapes():
 
 
 def test_a_corrupt_correction_is_named(tmp_path):
-    path = tmp_path / "gemm_bf16.cbm"
+    path = tmp_path / "gemm_bf16.npz"
     path.write_bytes(b"not a model")
     model = GemmModel(TOY, {DType.BF16: PARAMS}, {DType.BF16: Residual(path)})
-    with pytest.raises(ProfileError, match=r"gemm_bf16\.cbm: a CatBoost model is needed"):
+    with pytest.raises(ProfileError, match=r"gemm_bf16\.npz: a file of trees is needed"):
         model.predict_us([Gemm(64.0, 64.0, 64.0, DType.BF16)])

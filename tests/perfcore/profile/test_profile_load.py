@@ -201,8 +201,8 @@ def test_broken_json_is_refused(copy):
             r"\$\.kernels\.sort\.basis must be one of measured, extrapolated, analytic",
         ),
         (
-            lambda d: d["kernels"]["gemm_fp32"].update(correction="lost.cbm"),
-            r"\$\.kernels\.gemm_fp32\.correction names a file that is missing: .*lost\.cbm",
+            lambda d: d["kernels"]["gemm_fp32"].update(correction="lost.npz"),
+            r"\$\.kernels\.gemm_fp32\.correction names a file that is missing: .*lost\.npz",
         ),
         (
             lambda d: d["kernels"]["gemm_fp32"]["parameters"].update(low=[1, 1]),

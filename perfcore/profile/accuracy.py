@@ -1,0 +1,137 @@
+"""Write the kernel section of `docs/accuracy.md` from the errors that the bundled profiles state.
+
+`python -m perfcore.profile.accuracy`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfcore.profile.profile import BUNDLED, POOLED
+from perfcore.profile.schema import KnownError, Section, known_errors, read_json
+
+ROOFLINE = " (roofline alone)"
+# Published errors of kernel models (GMAE, percent): Lin et al. 2022 and 2024, and the preset that came with the data.
+PUBLISHED = {
+    "gemm_fp32": "< 10",
+    "gemm_bf16": "2.3, 1.3, 1.35 (A100, H100, H200)",
+    "embedding_lookup": "9.8; 4.4 to 5.6 with a network",
+    "embedding_update": "9.8; 3.1 to 3.6 with a network",
+    "elementwise": "< 10",
+    "all_reduce": "5 to 10",
+    "all_to_all": "5 to 10",
+    "all_gather": "5 to 10",
+    "reduce_scatter": "5 to 10",
+}
+BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
+PAGE = Path("docs") / "accuracy.md"
+INTRODUCTION = """## Kernel models
+
+Written by `make accuracy` from the errors that the bundled profiles state; `docs/profiles.md` says how they come about.
+GMAE is `exp(mean(ln(|predicted/measured - 1| + 4e-4)))`, MAPE the mean of |predicted/measured - 1|, both in percent, on rows
+that the fit has not seen (*split*). *Roofline* is the analytic estimate alone on the same rows; *published* are GMAE of published models of
+such kernels, on their own data.
+"""
+NOISE = """
+### What limits the products
+
+The label of a shape is the median over framework versions. How far do the versions themselves agree?
+
+| device | shapes | half of the versions against the other half, GMAE / MAPE | one version against the median of the others |
+|---|---|---|---|
+| A100 | 8,316 | 2.9 / 5.1 | 2.1 / 4.4 to 4.7 / 9.2 |
+| H100 | 32,586 | 1.2 / 2.2 | 1.4 / 2.8 to 3.8 / 8.6 |
+| H200 | 32,190 | 1.4 / 2.3 | 1.7 / 2.8 to 4.8 / 6.3 |
+| B200 | 35,742 | 1.8 / 3.0 | 1.8 / 3.7 to 5.5 / 7.7 |
+
+On the A100 three quarters of the shapes were measured with one version only, which is 3.6 % slower than the others where they overlap: its
+labels are inconsistent by more than the error that is left. On H100 and H200 the model is as close to a label as two halves of the measurements are
+to each other. What is left lies in the products that another tile of the library happens to serve.
+"""
+INTERVALS = """
+### Intervals
+
+`low` and `high` of a prediction hold nine in ten measurements, as far as is known. A kernel's half width (the logarithm of a factor) is the 90 % quantile
+on validation rows; *coverage* is the share of single measurements on the test rows inside it. Outside the fitted range, and for devices
+without data, the width is that of devices that were left out of the fit.
+
+| profile | kernel | inside | outside | coverage, % |
+|---|---|---|---|---|
+"""
+
+
+def section(profiles: Path) -> str:
+    """The section as Markdown, between its marks."""
+    sections = {p.parent.name: read_json(p) for p in sorted(profiles.glob("*/profile.json"))}
+    lines = ["", "| kernel | profile | n | GMAE / MAPE | roofline | published GMAE | split | source |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    rows: list[tuple[str, str]] = []
+    for profile, content in sections.items():
+        errors = known_errors(content)
+        bare = {e.kernel.removesuffix(ROOFLINE): e for e in errors if e.kernel.endswith(ROOFLINE)}
+        shown = [
+            e for e in errors if e not in bare.values() and (profile == POOLED or "left out" not in e.kernel)
+        ]
+        rows += [(e.kernel, _row(profile, e, bare.get(e.kernel))) for e in shown]
+    lines += [text for _, text in sorted(rows)]
+    intervals = [text for name, content in sections.items() for text in _intervals(name, content)]
+    text = INTRODUCTION + "\n".join(lines) + "\n" + NOISE + INTERVALS + "\n".join(intervals)
+    return f"{BEGIN}\n{text}\n{END}\n"
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with its section of kernels replaced, or added at the end."""
+    if BEGIN in page and END in page:
+        before, rest = page.split(BEGIN, 1)
+        return before + text.rstrip("\n") + rest.split(END, 1)[1]
+    return (page.rstrip("\n") + "\n\n" if page else "# Accuracy\n\n") + text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perfcore.profile.accuracy", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--profiles", type=Path, default=BUNDLED, help="folder of profiles (default: bundled)"
+    )
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write into")
+    options = parser.parse_args(arguments)
+    page = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
+    options.page.write_text(replaced(page, section(options.profiles)), encoding="utf-8")
+    return 0
+
+
+def _row(profile: str, error: KnownError, bare: KnownError | None) -> str:
+    cells = (
+        error.kernel,
+        profile,
+        f"{error.n:,}",
+        f"{error.gmae_pct:.1f} / {error.mape_pct:.1f}",
+        f"{bare.gmae_pct:.1f} / {bare.mape_pct:.1f}" if bare else "",
+        PUBLISHED.get(error.kernel.split(" ")[0], ""),
+        error.split,
+        error.source,
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _intervals(profile: str, content: Section) -> list[str]:
+    kernels = content.section("kernels")
+    lines = []
+    for name in kernels.names():
+        entry = kernels.section(name)
+        if "coverage_pct" not in entry or entry.text("basis") != "measured":
+            continue
+        inside, outside = entry.number("log_error_90"), entry.number("log_error_90_outside")
+        lines.append(
+            f"| {profile} | {name} | {inside:.3f} | {outside:.3f} | {entry.number('coverage_pct'):.1f} |"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
