@@ -45,6 +45,16 @@ def test_fused_embeddings() -> None:
     assert_same(module.answers(rows), stored["speedups"])
 
 
+def test_published_end_to_end() -> None:
+    module, stored = load("published_end_to_end")
+    rows = module.predict_rows(("fused",))
+    assert_same(rows, [r for r in stored["rows"] if r["kind"] == "fused"])
+    for kind, numbers in module.summary(stored["rows"]).items():
+        assert numbers == pytest.approx(stored["summary"][kind], rel=0.01), kind
+    assert all(r["measured_ms"] > r["floor_ms"] for r in stored["rows"])
+    assert module.rank_correlation([1.0, 2.0, 3.0], [1.0, 4.0, 9.0]) == pytest.approx(1.0)
+
+
 def test_errors_are_those_of_the_method() -> None:
     module, _ = load("published_workloads")
     assert module.mape([10.0, -20.0]) == 15.0
