@@ -124,7 +124,11 @@ def op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: dict[int, floa
     """Costs by name, module and phase, by falling share of the critical path, then of device time."""
     groups: dict[tuple[str, str, str], list[float]] = {}
     launch, by_launch_us = 0, kernel_us.tolist()
-    for index, op in _numbered(graph):
+    numbered = _numbered(graph)
+    if graph.captured_from is not None:
+        of_graph = sum(critical_us.values()) - sum(critical_us.get(index, 0.0) for index, _ in numbered)
+        groups[GRAPH_LAUNCH, "cuda_graph", "launch"] = [1, 0, 0.0, of_graph]
+    for index, op in numbered:
         if op.present is not True and not np.any(op.present):
             launch += len(op.launches)
             continue

@@ -76,8 +76,8 @@ def _iterate(graph, durations_us, overheads, candidate, h, clock):
                     h[r] += cost.t5_us - cost.t3_us if op.continues else cost.t1_us
                 for waiting, awaited in op.waits:
                     clock[r][waiting] = max(clock[r][waiting], clock[r][awaited])
-                if not captured:
-                    h[r] += (0.0 if op.continues else cost.t2_us) if made[r] else cost.alone_us
+                if made[r] and not captured:
+                    h[r] += 0.0 if op.continues else cost.t2_us
             for launch in op.launches:
                 on = [r for r in here if launch in made[r]]
                 gap = overheads.graph_gap_us if captured else overheads.kernel_gap_us
@@ -102,8 +102,10 @@ def _iterate(graph, durations_us, overheads, candidate, h, clock):
                         h[r] = max(h[r], clock[r][launch.stream])
                 number += 1
             for r in here:
-                if made[r] and not captured:
-                    h[r] += cost.t3_us
+                for stream in op.blocks_on:
+                    h[r] = max(h[r], clock[r][stream])
+                if not captured:
+                    h[r] += cost.t3_us if made[r] else cost.alone_us
     if captured:
         for r in ranks:
             h[r] += overheads.graph_launch_us
