@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from perfcore.errors import ProfileError
@@ -86,6 +86,18 @@ class OverheadTable:
             if op not in self.by_op:
                 counts[op] = counts.get(op, 0) + 1
         return counts
+
+
+def scaled(table: OverheadTable, factor: float) -> OverheadTable:
+    """The table with every time multiplied."""
+
+    def times(op: OpOverheads) -> OpOverheads:
+        values = {f.name: getattr(op, f.name) * factor for f in fields(op) if f.name != "count"}
+        return OpOverheads(**values, count=op.count)
+
+    constants = {name: getattr(table, name) * factor for name in CONSTANTS if name != "queue_depth"}
+    by_op = {name: times(op) for name, op in table.by_op.items()}
+    return replace(table, by_op=by_op, default=times(table.default), **constants)
 
 
 def to_json(table: OverheadTable) -> dict[str, Any]:

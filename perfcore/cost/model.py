@@ -39,6 +39,21 @@ class KernelModel(Protocol[K_contra]):
         ...
 
 
+class ScaledModel:
+    """A model whose every duration takes a factor."""
+
+    def __init__(self, model: KernelModel[Kernel], factor: float) -> None:
+        self._model, self._factor = model, factor
+
+    def predict_us(self, kernels: Sequence[Kernel]) -> list[Array]:
+        """As the model's, times the factor."""
+        return [us * self._factor for us in self._model.predict_us(kernels)]
+
+    def calibration(self, kernel: Kernel) -> Calibration:
+        """As the model's."""
+        return self._model.calibration(kernel)
+
+
 @runtime_checkable
 class Bounded(Protocol[K_contra]):
     """A kernel model that says how far off it is."""

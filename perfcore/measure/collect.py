@@ -120,10 +120,10 @@ def _loops(
     refused = []
     for number, named in enumerate(order):
         left = until - time.perf_counter()
-        if left <= 0:
+        if left <= 0 and number:  # one at least: each call gets further
             break
         say(f"training loop {named.name}")
-        sample = _loop(folder, named, device=device, seconds=left / (len(order) - number))
+        sample = _loop(folder, named, device=device, seconds=max(left, 0.0) / (len(order) - number))
         if sample.iteration is None:
             refused.append(f"{named.name}: {sample.detail}")
         samples.append(sample)
@@ -159,7 +159,7 @@ def _sweep(folder: SampleFolder, *, device: str, begin: float, budget_s: float, 
     source = Source(device, cache_bytes=cache, seed=time.time_ns() % 2**32)
     case_s = min(LONGEST_CASE_S, max(SHORTEST_CASE_S, budget_s * CASE_SHARE))
     done, noisy, refused = 0, 0, []
-    while time.perf_counter() - begin < budget_s - case_s:
+    while not done or time.perf_counter() - begin < budget_s - case_s:
         index = plan.next()
         if index is None:
             break

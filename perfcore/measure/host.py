@@ -17,7 +17,7 @@ from perfcore.design.hardware import node as catalogue_node
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNKNOWN_CACHE_BYTES = 32e6
 _UNKNOWN_CLOCK_HZ = 2e9
-_COPY_BYTES = 1 << 28
+_COPY_CACHES = 4  # a copy this many times larger than the cache runs at memory's speed
 _PRODUCT = 1024
 
 
@@ -80,11 +80,12 @@ def _measured(
     capability: float,
 ) -> Device:
     """A device whose peaks are what a large copy and a large product reach."""
-    x = torch.ones(_COPY_BYTES // 4, device=device_name)
+    size = _COPY_CACHES * cache_bytes(device_name)
+    x = torch.ones(int(size) // 4, device=device_name)
     y = torch.empty_like(x)
     small = x[: int(cache_bytes(device_name)) // 32]
     into = y[: len(small)]
-    bandwidth = 2 * _COPY_BYTES / _seconds(lambda: y.copy_(x), device_name)
+    bandwidth = 2 * size / _seconds(lambda: y.copy_(x), device_name)
     cached = 8 * len(small) / _seconds(lambda: into.copy_(small), device_name)
     flops = {}
     for dtype in (torch.float32, torch.bfloat16):

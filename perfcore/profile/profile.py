@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from perfcore.cost.model import CostModel
+from perfcore.cost.model import CostModel, ScaledModel
 from perfcore.design import hardware
 from perfcore.design.hardware import Device, Node
 from perfcore.errors import HardwareError, ProfileError
-from perfcore.overheads import OverheadTable, overheads_from_json
+from perfcore.overheads import OverheadTable, overheads_from_json, scaled
 from perfcore.profile.build import kernel_models
 from perfcore.profile.schema import SCHEMA_VERSION, KnownError, Section, known_errors, provenance, read_json
 
@@ -75,10 +75,14 @@ def load_profile(name_or_path: str, *, device: Device | None = None, node: Node 
     node = node or _own_node(data) or _default_node(device)
     overheads_file = _overheads_file(data, folder)
     models = kernel_models(data, folder, device=device, node=node)  # names what is wrong before all is hashed
+    overheads, factor = _overheads(overheads_file), _time_scale(data)
+    if factor != 1.0:
+        models = {kind: ScaledModel(model, factor) for kind, model in models.items()}
+        overheads = scaled(overheads, factor)
     return Profile(
         name=data.text("name"),
         device=device,
-        overheads=_overheads(overheads_file),
+        overheads=overheads,
         known_errors=known_errors(data),
         provenance=provenance(data),
         host_log_error_90=data.number("host_log_error_90") if "host_log_error_90" in data else 0.0,
@@ -140,6 +144,14 @@ def _catalogue_device(data: Section) -> Device:
         return hardware.device(data.text("device"))
     except HardwareError as err:
         raise data.error(f"names no device: {err.message}", "device") from None
+
+
+def _time_scale(data: Section) -> float:
+    """A correction of all times; `time_scale_source` says where it comes from."""
+    factor = data.number("time_scale") if "time_scale" in data else 1.0
+    if not factor > 0:
+        raise data.error(f"must be positive, but got {factor:g}", "time_scale")
+    return factor
 
 
 def _own_node(data: Section) -> Node | None:

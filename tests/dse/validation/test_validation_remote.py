@@ -1,0 +1,78 @@
+"""A folder to carry to another machine, run there by the plain interpreter, and read back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dse.errors import DseError
+from dse.validation.remote import emit, read_back
+from dse.validation.unseen import Outcome, Row, put_table, table_of, unseen_designs
+from perfcore.design.hardware import System, default_node, device
+from perfcore.measure.isolate import Settings
+from perfcore.measure.record import Status
+
+SYSTEM = System(device("t4"), default_node("t4"), 1)
+
+
+def test_a_carried_folder_measures_by_itself(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    sent = unseen_designs(SYSTEM)[:2]
+    emit(sent, box, Settings(max_batch=64, max_rows=100, max_seconds=0.2, threads=1))
+    with pytest.raises(DseError, match=r"holds no samples\.json"):
+        read_back(box)
+    done = subprocess.run(
+        [sys.executable, "run.py", "--device", "cpu", "--budget", "0s"],
+        cwd=box,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "", "PYTHONNOUSERSITE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    samples, here, kernels = read_back(box)
+    assert [s.name for s in samples] == [d.name for d in sent]
+    assert all(s.status is Status.OK for s in samples)
+    assert here["device_kind"] == "cpu"
+    assert kernels is None
+    text = json.dumps([p.name for p in box.rglob("*")])
+    assert ".cbm" not in text
+    with pytest.raises(DseError, match="is not empty"):
+        emit(sent, box, Settings())
+    (box / "designs.json").write_text(
+        json.dumps({"designs": json.loads((box / "designs.json").read_text())["designs"][:1]})
+    )
+    with pytest.raises(DseError, match=sent[1].name):
+        read_back(box)
+
+
+def test_unseen_designs_are_no_training_loop_of_a_calibration() -> None:
+    from perfcore.measure.loops import host_bound, kernel_bound
+
+    designs = [d.design for d in unseen_designs(SYSTEM)]
+    assert len(designs) == 12
+    known = [d.design.model for d in [*host_bound(SYSTEM), *kernel_bound(SYSTEM, scale=1)]]
+    assert not [d for d in designs if d.model in known]
+    assert {d.training.global_batch for d in designs} == {256, 512, 1024, 2048, 4096}
+    assert {len(d.model.tables) for d in designs} >= {2, 26}
+    assert len({d.fusion.embedding for d in designs}) == 2
+
+
+def test_a_table_replaces_the_one_before(tmp_path: Path) -> None:
+    rows = (Row("a", "one", 1.0, 2.0, 3.0), Row("b", "two", 4.0, 3.0, 3.0))
+    outcome = Outcome(rows, "a CPU", 10, 60.0)
+    assert outcome.mape_pct == pytest.approx((50 + 100 / 3) / 2)
+    assert outcome.best_pct == 0
+    document = tmp_path / "doc.md"
+    document.write_text("before\n<!-- unseen designs -->\nold\n<!-- end -->\nafter\n")
+    put_table(document, table_of(outcome))
+    put_table(document, table_of(outcome))
+    text = document.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert text.count("| one | 1.00 | 2.00 | 3 | -50.0 |") == 1
