@@ -87,3 +87,17 @@ def test_wrong_requests_end_with_2_and_a_sentence(arguments: list[str], message:
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_an_interrupt_while_packages_load_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import dse.cli
+    from dse.__main__ import main
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dse.cli, "main", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
