@@ -89,7 +89,7 @@ def test_one_rank_needs_no_solver(tmp_path: Path) -> None:
 def test_bundled_designs_load_and_survive_writing(path: Path, tmp_path: Path) -> None:
     design = load_design(path, place=evenly)
     assert load(tmp_path, dump_design(design)) == design
-    assert design.system.device == device("v100-sxm2-16gb")
+    assert f"device: {design.system.device.name}" in path.read_text(encoding="utf-8")
 
 
 def test_published_workloads_have_their_published_sizes() -> None:
