@@ -51,7 +51,7 @@ def trace(
     changed = effects(analysis, what_if or [])
     other = retimed(analysis, device) if device else None
     if timeline is not None:
-        timeline.write_text(json.dumps(timeline_of(analysis)), encoding="utf-8")
+        _write(timeline, json.dumps(timeline_of(analysis)))
         typer.echo(f"Timeline for Perfetto: {timeline}", err=True)
     if write_profile is not None:
         from perfcore.trace.write_profile import write_profile as write
@@ -62,6 +62,15 @@ def trace(
         typer.echo(json.dumps(to_json(analysis, effects=changed, retimed=other, links=links, unread=unread)))
     else:
         print_analysis(analysis, effects=changed, retimed=other, links=links)
+
+
+def _write(path: Path, text: str) -> None:
+    from perfcore.errors import TraceError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise TraceError(f"{path}: cannot be written: {err.strerror or err}.") from None
 
 
 def _read(files: list[Path]) -> tuple[list[KinetoTrace], list[Path], list[str]]:

@@ -99,43 +99,78 @@ def join(ranks: Sequence[Steps], traced: Sequence[TracedStep], transfer_us: Arra
     targets = [s.table["target"][rows].tolist() for s, rows in zip(ranks, cuts, strict=True)]
     if any(t != targets[0] for t in targets):
         raise TraceError("Ranks must run their collectives on corresponding streams, but do not.")
-    rows: list[NDArray[Any]] = []
-    launches: list[Array] = []
-    launch_ops: list[int] = []
-    communicates: list[bool] = []
-    ops = np.cumsum([0, *(len(s.op_names) for s in ranks)])
-    for number in range(len(cuts[0]) + 1):
+    program = _Program(ranks)
+    for number in range(len(common) + 1):
         for rank, steps in enumerate(ranks):
-            begin = 0 if number == 0 else cuts[rank][number - 1] + 1
-            stop = cuts[rank][number] if number < len(cuts[rank]) else len(steps.table)
-            part = steps.table[begin:stop].copy()
-            part["mask"], part["op"] = rank, part["op"] + ops[rank]
-            own = part["launch"] >= 0
-            for launch in part["launch"][own].tolist():
-                us = np.zeros(len(ranks))
-                us[rank] = steps.durations_us[launch, 0, 0]
-                launches.append(us)
-                launch_ops.append(steps.launch_ops[launch] + int(ops[rank]))
-                communicates.append(bool(steps.communicates[launch]))
-            part["launch"][own] = np.arange(len(launches) - int(own.sum()), len(launches))
-            rows.append(part)
-            if number < len(cuts[rank]):
-                rows.append(_own_waits(steps.table[cuts[rank][number]], rank))
-        if number < len(cuts[0]):
-            first = ranks[0].table[cuts[0][number]]
-            rows.append(_together(first, len(launches)))
-            launches.append(np.full(len(ranks), transfers[number]))
-            launch_ops.append(int(first["op"]))
-            communicates.append(True)
-    return Steps(
-        table=np.concatenate(rows),
-        durations_us=np.array(launches)[:, None, :],
-        masks=np.eye(len(ranks), dtype=bool)[:, None, :],
-        op_names=tuple(name for s in ranks for name in s.op_names),
-        launch_ops=tuple(launch_ops),
-        communicates=np.array(communicates),
-        clocks=max(s.clocks for s in ranks),
-    )
+            begin = cuts[rank][number - 1] + 1 if number else 0
+            stop = cuts[rank][number] if number < len(common) else len(steps.table)
+            program.add_own(rank, steps.table[begin:stop])
+            if number < len(common):
+                program.add_wait(rank, steps.table[stop])
+        if number < len(common):
+            program.add_collective(ranks[0].table[cuts[0][number]], float(transfers[number]))
+    return program.steps()
+
+
+class _Program:
+    """Steps of several ranks, one after the other, each under its rank's mask."""
+
+    def __init__(self, ranks: Sequence[Steps]) -> None:
+        self._ranks = ranks
+        self._first_op = np.cumsum([0, *(len(s.op_names) for s in ranks)]).tolist()
+        self._rows: list[NDArray[Any]] = []
+        self._launches: list[Array] = []
+        self._launch_ops: list[int] = []
+        self._communicates: list[bool] = []
+
+    def add_own(self, rank: int, rows: NDArray[Any]) -> None:
+        """Steps that one rank takes."""
+        steps, part = self._ranks[rank], rows.copy()
+        part["mask"], part["op"] = rank, part["op"] + self._first_op[rank]
+        own = part["launch"] >= 0
+        for launch in part["launch"][own].tolist():
+            us = np.zeros(len(self._ranks))
+            us[rank] = steps.durations_us[launch, 0, 0]
+            self._launch(
+                us,
+                steps.launch_ops[launch] + self._first_op[rank],
+                communicates=bool(steps.communicates[launch]),
+            )
+        part["launch"][own] = np.arange(len(self._launches) - int(own.sum()), len(self._launches))
+        self._rows.append(part)
+
+    def add_wait(self, rank: int, row: Any) -> None:
+        """What a collective waits for on one rank, before it."""
+        wait = np.array([row], dtype=row.dtype)
+        wait["opcode"], wait["kind"], wait["launch"], wait["mask"] = Opcode.WAIT, HostKind.NONE, -1, rank
+        wait["op"] += self._first_op[rank]
+        self._rows.append(wait)
+
+    def add_collective(self, row: Any, transfer_us: float) -> None:
+        """A launch of all ranks; `row` is the first rank's."""
+        together = np.array([row], dtype=row.dtype)
+        together["opcode"], together["awaited"] = Opcode.COLLECTIVE, 0
+        together["launch"], together["mask"] = len(self._launches), -1
+        self._launch(np.full(len(self._ranks), transfer_us), int(row["op"]), communicates=True)
+        self._rows.append(together)
+
+    def steps(self) -> Steps:
+        """All that was added."""
+        ranks = self._ranks
+        return Steps(
+            table=np.concatenate(self._rows),
+            durations_us=np.array(self._launches)[:, None, :],
+            masks=np.eye(len(ranks), dtype=bool)[:, None, :],
+            op_names=tuple(name for s in ranks for name in s.op_names),
+            launch_ops=tuple(self._launch_ops),
+            communicates=np.array(self._communicates),
+            clocks=max(s.clocks for s in ranks),
+        )
+
+    def _launch(self, us: Array, op: int, *, communicates: bool) -> None:
+        self._launches.append(us)
+        self._launch_ops.append(op)
+        self._communicates.append(communicates)
 
 
 def joint_seeds_us(steps: Sequence[TracedStep], starts_us: Sequence[float], *, clocks: int) -> Array:
@@ -150,16 +185,3 @@ def _rows_of(steps: Steps, launches: Sequence[int]) -> list[int]:
     """Rows that make the given launches."""
     wanted = set(launches)
     return [row for row, launch in enumerate(steps.table["launch"].tolist()) if launch in wanted]
-
-
-def _own_waits(row: Any, rank: int) -> NDArray[Any]:
-    """What the collective waits for on one rank, as a step before it."""
-    wait = np.array([row], dtype=row.dtype)
-    wait["opcode"], wait["kind"], wait["launch"], wait["mask"] = Opcode.WAIT, HostKind.NONE, -1, rank
-    return wait
-
-
-def _together(row: Any, launch: int) -> NDArray[Any]:
-    out = np.array([row], dtype=row.dtype)
-    out["opcode"], out["awaited"], out["launch"], out["mask"] = Opcode.COLLECTIVE, 0, launch, -1
-    return out

@@ -127,6 +127,12 @@ def test_a_timeline_that_viewers_open(tmp_path: Path) -> None:
     }
 
 
+def test_a_timeline_that_cannot_be_written(tmp_path: Path) -> None:
+    result = call(STEPS, "--timeline", str(tmp_path / "absent" / "out.json"))
+    assert result.exit_code == 2
+    assert "cannot be written" in result.output
+
+
 def test_a_profile_that_predictions_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSE_PROFILE_DIR", str(tmp_path))
     assert call(*RANKS, "--write-profile", "my-v100").exit_code == 0
