@@ -13,6 +13,7 @@ ANNOTATION_CATEGORIES = {"user_annotation"}
 RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "driver"}
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 SYNC_CATEGORIES = {"cuda_sync"}
+EVENT_CATEGORIES = {"cuda_event"}
 STEP_PREFIX = "ProfilerStep#"
 # Annotations that stand for work of their own; all others only group ops.
 WORKING_ANNOTATIONS = ("Optimizer.", "enumerate(DataLoader)", "nccl:")
@@ -42,6 +43,7 @@ class Events:
         self.runtime: list[Event] = []
         self.device: list[Event] = []
         self.sync: list[Event] = []
+        self.event: list[Event] = []
         self.count = 0
         self.pid = -1  # of the last op
         self._roles: dict[str, str] = {}
@@ -126,6 +128,7 @@ def _role_of(category: str) -> str:
         ("runtime", RUNTIME_CATEGORIES),
         ("device", DEVICE_CATEGORIES),
         ("sync", SYNC_CATEGORIES),
+        ("event", EVENT_CATEGORIES),
     ):
         if category in categories:
             return role
@@ -144,6 +147,9 @@ _KEPT = (
     "bytes",
     "wait_on_stream",
     "wait_on_cuda_event_record_corr_id",
+    "wait_on_cuda_event_id",
+    "cuda_event_id",
+    "event_id",
     "cuda_sync_kind",
     "device",
 )

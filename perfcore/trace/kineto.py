@@ -16,6 +16,7 @@ from perfcore.trace.events import STEP_PREFIX, WORKING_ANNOTATIONS, Event, Event
 from perfcore.trace.load import read_events, without_garbage_collection
 from perfcore.trace.nesting import BACKWARD_PREFIX, thread_ops
 from perfcore.trace.records import (
+    EventRecord,
     HostOp,
     Interval,
     Kernel,
@@ -90,6 +91,7 @@ def _trace(head: Mapping[str, Any], events: Events, *, origin: str) -> KinetoTra
         kernels=kernels,
         event_calls=tuple(sorted(about_events, key=lambda c: c.start_us)),
         syncs=tuple(map(_sync, events.sync)),
+        event_records=tuple(map(_event_record, sorted(events.event, key=lambda e: e.start_us))),
         rank=rank,
         world_size=world_size,
         base_us=whole(head.get("baseTimeNanoseconds"), otherwise=0) / _NS_PER_US,
@@ -131,8 +133,14 @@ def _kernel(event: Event) -> Kernel:
 
 
 def _sync(event: Event) -> SyncRecord:
-    names = ("stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+    names = ("stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id")
     return SyncRecord(event.correlation, *(whole(event.arguments.get(name)) for name in names))
+
+
+def _event_record(event: Event) -> EventRecord:
+    args = event.arguments
+    event_id = whole(args.get("cuda_event_id", args.get("event_id")))
+    return EventRecord(event.correlation, whole(args.get("stream")), event_id)
 
 
 def _calls_by_thread(events: Iterable[Event], kernels: Iterable[Kernel]) -> dict[str, list[RuntimeCall]]:

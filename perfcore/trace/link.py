@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfcore.trace.pieces import Piece
-from perfcore.trace.records import Kernel, KinetoTrace, RuntimeCall, SyncRecord
+from perfcore.trace.records import EventRecord, Kernel, KinetoTrace, RuntimeCall, SyncRecord
 
 # Times of host and device agree to about a microsecond; whole microseconds add one.
 TOLERANCE_US = 2.0
@@ -78,8 +78,9 @@ def stream_waits(
     calls = {c.correlation: c for c in trace.event_calls}
     found: list[Wait] = []
     by_stream = _by_stream(launched)
-    if any(s.awaited_stream >= 0 for s in records.values()):
-        found += _recorded(records, calls, pieces, launched, by_stream)
+    sources = _sources(records, trace.event_records, calls)
+    if any(source.stream >= 0 for source in sources.values()):
+        found += _recorded(records, sources, pieces, launched, by_stream)
     else:
         found += _from_calls(pieces, launched)
     timed, delays = _from_times(launched, latency_us=latency_us)
@@ -131,22 +132,54 @@ def _possible(launched: Sequence[Launched], earlier: int, later: int) -> bool:
     return launched[earlier].kernel.end_us <= launched[later].kernel.start_us + TOLERANCE_US
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where an awaited event was recorded: stream (-1: unknown), and when the call was made (`None`: unknown)."""
+
+    stream: int
+    at_us: float | None
+
+
+def _sources(
+    records: Mapping[int, SyncRecord], recorded: Sequence[EventRecord], calls: Mapping[int, RuntimeCall]
+) -> dict[int, _Source]:
+    """By the waiting call's correlation.
+
+    The event is found by the recording call's correlation, else by its id: the last time it was recorded before the wait.
+    """
+    by_correlation = {r.correlation: r for r in recorded}
+    by_id: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for r in recorded:
+        if r.event_id >= 0 and r.correlation in calls:
+            by_id[r.event_id].append((calls[r.correlation].start_us, r.correlation))
+    out = {}
+    for correlation, sync in records.items():
+        source, waiting = sync.record_correlation, calls.get(correlation)
+        if source < 0 and waiting is not None:
+            times = by_id.get(sync.event_id, [])
+            before = bisect_left(times, (waiting.start_us, correlation))
+            source = times[before - 1][1] if before else -1
+        call, record = calls.get(source), by_correlation.get(source)
+        stream = record.stream if record and sync.awaited_stream < 0 else sync.awaited_stream
+        out[correlation] = _Source(stream, call.start_us if call else None)
+    return out
+
+
 def _recorded(
     records: Mapping[int, SyncRecord],
-    calls: Mapping[int, RuntimeCall],
+    sources: Mapping[int, _Source],
     pieces: Sequence[Piece],
     launched: Sequence[Launched],
     by_stream: Mapping[int, Sequence[int]],
 ) -> Iterator[Wait]:
-    """From `cuda_sync` rows: who waits, for whom, and where the event was recorded (if that is known)."""
+    """From `cuda_sync` rows: who waits, for whom, and when the event was recorded (else: just now)."""
     starts = [x.call.start_us for x in launched]
     for call in (c for piece in pieces for c in piece.waits):
-        record = records.get(call.correlation)
-        if record is None or record.awaited_stream < 0 or record.awaited_stream == record.stream:
+        record, source = records.get(call.correlation), sources.get(call.correlation)
+        if record is None or source is None or source.stream in (-1, record.stream):
             continue
-        recorded = calls.get(record.record_correlation, call)
-        made = bisect_left(starts, recorded.start_us)
-        earlier = [i for i in by_stream.get(record.awaited_stream, ()) if i < made]
+        made = bisect_left(starts, call.start_us if source.at_us is None else source.at_us)
+        earlier = [i for i in by_stream.get(source.stream, ()) if i < made]
         later = [i for i in by_stream.get(record.stream, ()) if starts[i] >= call.start_us]
         if earlier and later and _possible(launched, earlier[-1], later[0]):
             yield Wait(earlier[-1], later[0], "recorded")

@@ -92,12 +92,29 @@ class SyncRecord:
         stream: the stream that waits, -1 where the host does.
         awaited_stream: -1 where the file does not say.
         record_correlation: of the `cudaEventRecord` call, -1 where the file does not say.
+        event_id: of the CUDA event, likewise.
     """
 
     correlation: int
     stream: int
     awaited_stream: int
     record_correlation: int
+    event_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """A `cuda_event` row: which stream an event was recorded on.
+
+    Attributes:
+        correlation: of the `cudaEventRecord` call.
+        stream: that it was recorded on.
+        event_id: of the CUDA event, -1 where the file does not say.
+    """
+
+    correlation: int
+    stream: int
+    event_id: int
 
 
 class NestedOp(Protocol):
@@ -136,6 +153,7 @@ class KinetoTrace:
         kernels: device work, by start.
         event_calls: calls that record an event or let a stream wait for one, by start, of all threads.
         syncs: synchronisation records by the correlation of their call.
+        event_records: where events were recorded, in order.
         rank: of the process, 0 where the file does not say.
         world_size: processes, 1 where the file does not say.
         base_us: what times of this file lack to the machine's clock.
@@ -152,6 +170,7 @@ class KinetoTrace:
     kernels: tuple[Kernel, ...]
     event_calls: tuple[RuntimeCall, ...] = ()
     syncs: tuple[SyncRecord, ...] = ()
+    event_records: tuple[EventRecord, ...] = ()
     rank: int = 0
     world_size: int = 1
     base_us: float = 0.0

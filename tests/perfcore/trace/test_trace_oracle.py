@@ -159,6 +159,37 @@ def test_a_wait_for_an_earlier_kernel_does_not_wait_for_later_ones() -> None:
     assert walked.start_us[2, 0] == pytest.approx(first_end)
 
 
+@pytest.mark.parametrize("known", ["stream", "correlation", "event id"])
+def test_an_awaited_stream_is_read_from_whatever_names_it(known: str) -> None:
+    recorder = Recorder()
+    recorder.op(Plan(0, (Call(7, 1, 2, 300, None, sync=False), Call(20, 1, 2, 5, None, sync=False)), 1))
+    record = recorder.runtime("cudaEventRecord", 0.0)
+    recorder.event(
+        "cuda_event",
+        "cudaEventRecord",
+        recorder.host,
+        recorder.host,
+        correlation=record,
+        stream=7,
+        event_id=3,
+    )
+    recorder.host += 1.0
+    waiting = recorder.runtime("cudaStreamWaitEvent", 0.0)
+    recorder.event("cpu_op", "wait", recorder.host, recorder.host + 0.5)
+    recorder.event(
+        "cuda_sync", "Stream Wait Event", recorder.host, recorder.host, correlation=waiting, stream=22,
+        wait_on_stream=7 if known == "stream" else -1,
+        wait_on_cuda_event_record_corr_id=record if known == "correlation" else -1,
+        wait_on_cuda_event_id=3 if known == "event id" else -1,
+    )  # fmt: skip
+    recorder.host += 0.5
+    recorder.free[22] = recorder.starts[0] + 300 - DEVICE.gap_us
+    recorder.op(Plan(0, (Call(22, 1, 2, 10, None, sync=True),), 1))
+    trace = recorder.trace()
+    step = TraceGraphs(trace).step(trace.steps[0])
+    assert [(w.earlier, w.later, w.how) for w in step.waits] == [(0, 2, "recorded")]
+
+
 def test_without_records_waits_are_read_from_calls_and_times() -> None:
     """A collective waits for the stream that calls it; a kernel that starts just when another ends waited for it."""
     recorder = Recorder()
