@@ -32,6 +32,7 @@ def trace(
     timeline: Annotated[
         Path | None, typer.Option(help="Write measured beside predicted for Perfetto (ui.perfetto.dev).")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the tables as a page.")] = None,
     write_profile: Annotated[
         str | None, typer.Option("--write-profile", help="Write the traces' host overheads as this profile.")
     ] = None,
@@ -39,7 +40,7 @@ def trace(
 ) -> None:
     """Account for every millisecond of traced steps, replay them, and ask what would change."""
     from dse.cli.trace_json import to_json
-    from dse.cli.trace_text import print_analysis
+    from dse.cli.trace_text import html_page, print_analysis
     from perfcore.trace.analysis import analyse
     from perfcore.trace.study import effects, linked, retimed, timeline_of
 
@@ -53,6 +54,9 @@ def trace(
     if timeline is not None:
         _write(timeline, json.dumps(timeline_of(analysis)))
         typer.echo(f"Timeline for Perfetto: {timeline}", err=True)
+    if html is not None:
+        _write(html, html_page(analysis, effects=changed, retimed=other, links=links))
+        typer.echo(f"Page: {html}", err=True)
     if write_profile is not None:
         from perfcore.trace.write_profile import write_profile as write
 

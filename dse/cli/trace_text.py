@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,7 @@ from perfcore.trace.whatif import Effect
 from perfcore.units import US_PER_MS
 
 _MAX_PARTS = 12
+_PAGE_WIDTH = 130
 # Unexplained time is pointed out from this share of the step on.
 _WORTH_SAYING = 0.005
 _ACCOUNT = (
@@ -40,11 +42,25 @@ _DEVICE = (
 )
 
 
-def print_analysis(
+def html_page(
     analysis: Analysis, *, effects: Sequence[Effect], retimed: Retimed | None, links: Sequence[Link]
+) -> str:
+    """The same tables as a page that needs no network."""
+    console = Console(record=True, file=StringIO(), width=_PAGE_WIDTH)
+    print_analysis(analysis, effects=effects, retimed=retimed, links=links, console=console)
+    return console.export_html(inline_styles=True)
+
+
+def print_analysis(
+    analysis: Analysis,
+    *,
+    effects: Sequence[Effect],
+    retimed: Retimed | None,
+    links: Sequence[Link],
+    console: Console | None = None,
 ) -> None:
     """Accounts, replays, the critical path, and answers to what was asked."""
-    console = Console()
+    console = console or Console()
     console.print(_accounts(analysis, "Where the host's time goes, ms of the mean step", _ACCOUNT))
     console.print(_accounts(analysis, "What the device does, ms", _DEVICE))
     _unexplained(console, analysis)

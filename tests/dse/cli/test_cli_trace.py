@@ -163,6 +163,16 @@ def test_the_tables_name_what_matters() -> None:
         assert words in text
 
 
+def test_the_page_holds_the_tables_and_loads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    assert call(STEPS, "--html", str(path), "--what-if", "T1 / 2").exit_code == 0
+    page = path.read_text()
+    for words in ("Critical path", "What if", "T1 / 2", "unexplained"):
+        assert words in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     whole = gzip.decompress(Path(RANK7).read_bytes())
     (tmp_path / "cut.json").write_bytes(whole[: len(whole) // 2])
