@@ -51,7 +51,7 @@ def hardware_of(section: SystemSection, folder: Path, problems: Problems) -> tup
             device = _device(section.device, folder)
     if node is None and section.node is None and device is not None:
         with problems.at("system", "device"):
-            node = hardware.default_node(device.name)
+            node = _usual_node(section.device, device, folder)
     if device is None and section.device is None and node is not None:
         with problems.at("system", "node"):
             device = hardware.device(node.device)
@@ -89,6 +89,20 @@ def _device(entry: str | DeviceSection, folder: Path) -> Device:
             return hardware.device(entry)
         entry = _file(folder / entry, DeviceSection)
     return Device(**_values(entry))
+
+
+def _usual_node(entry: str | DeviceSection | None, device: Device, folder: Path) -> Node:
+    """The catalogue's node that the device's own file names, else that of the catalogue's device."""
+    if isinstance(entry, str) and entry.endswith(FILE_ENDINGS):
+        entry = _file(folder / entry, DeviceSection)
+    if not isinstance(entry, DeviceSection):
+        return hardware.default_node(device.name)
+    if entry.default_node is None:
+        raise ConfigError(
+            f"`system.node` must be set, or {device.name}'s description must name a `default_node`.",
+            hint="Known nodes: " + ", ".join(hardware.node_names()),
+        )
+    return hardware.node(entry.default_node)
 
 
 def _file(path: Path, schema: type[S]) -> S:

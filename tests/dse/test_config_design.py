@@ -92,6 +92,31 @@ def test_bundled_designs_load_and_survive_writing(path: Path, tmp_path: Path) ->
     assert f"device: {design.system.device.name}" in path.read_text(encoding="utf-8")
 
 
+OWN_GPU = """
+name: my-gpu
+hbm_bytes: 150.0e+9
+hbm_bytes_per_s: 6.0e+12
+l2_bytes: 100.0e+6
+l2_bytes_per_s: 12.0e+12
+sm_count: 160
+clock_hz: 2.0e+9
+fp32_flops_per_s: 100.0e+12
+tf32_flops_per_s: 800.0e+12
+bf16_flops_per_s: 1600.0e+12
+h2d_bytes_per_s: 50.0e+9
+"""
+
+
+def test_a_device_of_ones_own_brings_the_node_that_its_file_names(tmp_path: Path) -> None:
+    path = tmp_path / "my_gpu.yaml"
+    path.write_text(OWN_GPU + "default_node: dgx-h100\n", encoding="utf-8")
+    design = load_design(DESIGNS / "dlrm_ddp.yaml", overrides=[f"system.device={path}"], place=evenly)
+    assert (design.system.device.name, design.system.node.name) == ("my-gpu", "dgx-h100")
+    path.write_text(OWN_GPU, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"`system.node` must be set, or my-gpu's description must name a"):
+        load_design(DESIGNS / "dlrm_ddp.yaml", overrides=[f"system.device={path}"], place=evenly)
+
+
 def test_published_workloads_have_their_published_sizes() -> None:
     default, mlperf, ddp = (
         load_design(DESIGNS / f"dlrm_{n}.yaml", place=evenly).model for n in ("default", "mlperf", "ddp")
