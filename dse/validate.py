@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ def validate_run(
     top: int,
     settings: Settings,
     tolerance_pct: float,
-    calibration_s: float = 15.0,
+    calibration_s: float = 45.0,
     progress: Callable[[str], None] = lambda _: None,
     pricing: Pricing | None = None,
 ) -> ValidationReport:
@@ -142,18 +142,36 @@ def validate_run(
         pricing = pricing_of(designs[0].design, settings=settings, calibration_s=calibration_s)
     for warning in pricing.warnings:
         progress(f"warning: {warning}")
-    validated = []
+    samples = []
     for named in designs:
         progress(f"measuring {named.name} on {settings.device} …")
-        validated.append(_validated(measure_isolated(named, settings), pricing))
-    report = _report(
-        run_dir.resolve().name,
-        validated,
-        settings.device,
-        tolerance_pct,
-        pricing,
-        environment(settings.device),
+        samples.append(measure_isolated(named, settings))
+    return report_samples(
+        run_dir,
+        samples,
+        device=settings.device,
+        tolerance_pct=tolerance_pct,
+        pricing=pricing,
+        environment=environment(settings.device),
     )
+
+
+def report_samples(
+    run_dir: Path,
+    samples: Sequence[DesignSample],
+    *,
+    device: str,
+    tolerance_pct: float,
+    pricing: Pricing,
+    environment: Mapping[str, Any],
+) -> ValidationReport:
+    """Predict what was measured, here or elsewhere, and write `validation.json` into the run.
+
+    Raises:
+        DseError: the file cannot be written.
+    """
+    validated = [_validated(sample, pricing) for sample in samples]
+    report = _report(run_dir.resolve().name, validated, device, tolerance_pct, pricing, dict(environment))
     _write(run_dir / "validation.json", report)
     return report
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfcore.design import hardware
@@ -39,7 +41,7 @@ def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> P
     A GPU that the catalogue does not know is predicted as the design's own device, with a warning.
     """
     if settings.device == "cpu":
-        return cpu_pricing(design.system, threads=settings.threads, seconds=calibration_s)
+        return cpu_pricing(threads=settings.threads, seconds=calibration_s)
     import torch
 
     return gpu_pricing(design.system, measuring=torch.cuda.get_device_name(settings.device))
@@ -78,29 +80,43 @@ def gpu_pricing(system: System, *, measuring: str) -> Pricing:
     )
 
 
-def cpu_pricing(system: System, *, threads: int | None, seconds: float) -> Pricing:
+def cpu_pricing(*, threads: int | None, seconds: float) -> Pricing:
     """Calibrate this machine's CPU, with as many threads as the designs are measured with."""
     import torch
 
-    from perfcore.graph.dlrm import graph_of
-    from perfcore.measure.calibrate_cpu import calibrate
+    from perfcore.measure.collect import collect
     from perfcore.measure.iteration import host_clock
+    from perfcore.profile.fit_samples import fit_profile
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        clock, used = host_clock()[0], torch.get_num_threads()
-        profile = calibrate(system, graph_of, seconds=seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            samples, profile = Path(folder) / "samples", Path(folder) / "this-cpu"
+            collect(samples, device="cpu", budget_s=seconds)
+            fit_profile(samples, profile)
+            pricing = profile_pricing(str(profile))
+        facts = {"seconds": seconds, "threads": torch.get_num_threads(), "clock": host_clock()[0]}
     finally:
         torch.set_num_threads(before)
+    source = f"a calibration of this CPU in about {seconds:g} s: kernels and small training loops"
+    return replace(pricing, source=source, facts={**pricing.facts, **facts})
+
+
+def profile_pricing(profile: str) -> Pricing:
+    """A profile by name or folder, such as one that `dse calibrate` made.
+
+    Raises:
+        ProfileError: there is none, or it is corrupt.
+    """
+    from perfcore.predictor import Predictor
+    from perfcore.profile.profile import load_profile
+
+    loaded = load_profile(profile)
+    predictor = Predictor(loaded)
     return Pricing(
-        lambda d: profile.iteration_us(graph_of(d)),
-        f"a calibration of this CPU in about {seconds:g} s: kernels at a few shapes, small training loops",
-        {kind: fit.held_out_mape_pct for kind, fit in sorted(profile.fits.items())},
-        {
-            "seconds": seconds,
-            "threads": used,
-            "clock": clock,
-            "samples": {kind: len(fit.residuals) for kind, fit in sorted(profile.fits.items())},
-        },
+        predictor.iteration_time_us,
+        f"the profile {loaded.name}, {loaded.device.description}",
+        {e.kernel: e.mape_pct for e in loaded.known_errors},
+        {"profile": loaded.name, "profile_hash": loaded.hash, "device": loaded.device.name},
     )

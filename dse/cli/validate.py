@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from dse.validate import ValidationReport
+    from perfcore.measure.isolate import Settings
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/dlrm_small.", show_default=False)]
 Top = Annotated[int, typer.Option("--top", help="How many designs, the best first.")]
@@ -22,6 +23,20 @@ TimeLimit = Annotated[float, typer.Option(help="Seconds after which a design is 
 Calibration = Annotated[float, typer.Option(help="Seconds for calibrating the CPU.")]
 Threads = Annotated[
     int, typer.Option(help="CPU threads; one is the steadiest, since threads wait for each other.")
+]
+ProfileName = Annotated[
+    str | None,
+    typer.Option("--profile", help="What predicts, by name or folder, e.g. one of `dse calibrate`."),
+]
+Emit = Annotated[
+    Path | None, typer.Option(help="Measure nothing; write a folder to carry to the machine that measures.")
+]
+Collect = Annotated[Path | None, typer.Option(help="Measure nothing; read such a folder back.")]
+Recalibrate = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the profile corrected by what was measured; --profile names the one corrected."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Of weights, input and the random designs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout.")]
@@ -36,16 +51,24 @@ def validate(
     max_rows: MaxRows = 1_000_000,
     max_seconds: MaxSeconds = 10.0,
     time_limit_s: TimeLimit = 120.0,
-    calibration_s: Calibration = 15.0,
+    calibration_s: Calibration = 45.0,
     threads: Threads = 1,
     seed: Seed = 0,
+    profile: ProfileName = None,
+    emit: Emit = None,
+    collect: Collect = None,
+    recalibrate: Recalibrate = None,
     as_json: AsJson = False,  # noqa: FBT002 - typer reads flags so
 ) -> None:
     """Train the best designs of a run for real, and report measured beside predicted iteration times."""
-    from dse.errors import ValidationToleranceError
+    from dse.errors import DseError, ValidationToleranceError
     from dse.validate import check_device, validate_run
+    from dse.validation_pricing import profile_pricing
 
-    check_device(device)
+    if recalibrate is not None and profile is None:
+        raise DseError("`--recalibrate` needs `--profile`: the profile that is corrected.")
+    if emit is None and collect is None:
+        check_device(device)
     from perfcore.measure.isolate import Settings
 
     settings = Settings(
@@ -57,20 +80,71 @@ def validate(
         threads=threads,
         seed=seed,
     )
-    report = validate_run(
-        run,
-        top=top,
-        settings=settings,
-        tolerance_pct=tolerance_pct,
-        calibration_s=calibration_s,
-        progress=lambda text: typer.echo(text, err=True),
-    )
+    if emit is not None:
+        return _emit(run, emit, settings, top=top)
+    if collect is not None:
+        report = _collected(run, collect, profile, tolerance_pct=tolerance_pct)
+    else:
+        report = validate_run(
+            run,
+            top=top,
+            settings=settings,
+            tolerance_pct=tolerance_pct,
+            calibration_s=calibration_s,
+            progress=lambda text: typer.echo(text, err=True),
+            pricing=None if profile is None else profile_pricing(profile),
+        )
+    if recalibrate is not None and profile is not None:
+        _recalibrate(report, profile, recalibrate)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
         _print(report)
     if not report.within_tolerance:
         raise ValidationToleranceError(_verdict(report), hint=f"See {run}/validation.json.")
+    return None
+
+
+def _emit(run: Path, folder: Path, settings: Settings, *, top: int) -> None:
+    from dse.validate import chosen_designs
+    from dse.validation.remote import SCRIPT, emit
+
+    emit(chosen_designs(run, top=top, seed=settings.seed), folder, settings)
+    typer.echo(
+        f"Carry {folder} to the machine that measures, run `python3 {SCRIPT} --device cuda` in it, carry it back, "
+        f"then: dse validate {run} --collect {folder}"
+    )
+
+
+def _collected(run: Path, folder: Path, profile: str | None, *, tolerance_pct: float) -> ValidationReport:
+    from dse.validate import report_samples
+    from dse.validation.remote import pricing_of_box, read_back
+
+    samples, here, kernels = read_back(folder)
+    return report_samples(
+        run,
+        samples,
+        device=here["device_kind"],
+        tolerance_pct=tolerance_pct,
+        pricing=pricing_of_box(folder, here, kernels, samples, profile=profile),
+        environment=here,
+    )
+
+
+def _recalibrate(report: ValidationReport, profile: str, out: Path) -> None:
+    from dse.validation.recalibrate import recalibrated, write_recalibrated
+
+    pairs = [(d.predicted_ms, d.measured_ms) for d in report.designs if d.predicted_ms and d.measured_ms]
+    found = recalibrated([p for p, _ in pairs], [m for _, m in pairs])
+    typer.echo(
+        f"One factor of {found.factor:.3f} on all times: MAPE {found.before_mape_pct:.1f} % before, "
+        f"{found.after_mape_pct:.1f} % after, each design corrected by the others.",
+        err=True,
+    )
+    write_recalibrated(
+        profile, out, found, source=f"validation of {report.run} on {report.environment['device']}"
+    )
+    typer.echo(f"{out}: use it with --profile {out}", err=True)
 
 
 command = validate

@@ -22,6 +22,7 @@ import perfcore
 from dse.errors import DseError
 
 if TYPE_CHECKING:
+    from dse.validation_pricing import Pricing
     from perfcore.measure.isolate import Settings
     from perfcore.measure.record import DesignSample, NamedDesign
 
@@ -117,6 +118,36 @@ def read_back(folder: Path) -> tuple[list[DesignSample], Mapping[str, Any], Path
     here = json.loads(path.read_text(encoding="utf-8"))["environment"]
     kernels = folder / KERNELS
     return samples, here, kernels if (kernels / "kernels.jsonl").exists() else None
+
+
+def pricing_of_box(
+    folder: Path,
+    here: Mapping[str, Any],
+    kernels: Path | None,
+    samples: Sequence[DesignSample],
+    *,
+    profile: str | None,
+) -> Pricing:
+    """What predicts that machine's iterations: the profile asked for, its own samples', else its GPU's.
+
+    Raises:
+        DseError: a CPU measured and nothing says how fast it is.
+        ProfileError: the samples do not make a profile, or there is none of that name.
+    """
+    from dse.validation_pricing import gpu_pricing, profile_pricing
+    from perfcore.profile.fit_samples import fit_profile
+
+    if profile is not None:
+        return profile_pricing(profile)
+    if kernels is not None:
+        fit_profile(kernels, folder / "profile")
+        return profile_pricing(str(folder / "profile"))
+    if here["device_kind"] == "cuda":
+        return gpu_pricing(samples[0].design.system, measuring=here["device"])
+    raise DseError(
+        f"{folder} holds no samples of its machine's kernels, so nothing predicts it.",
+        hint=f"Run `python3 {SCRIPT} --budget 3m` there, or name a profile with --profile.",
+    )
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from perfcore.profile.profile import load_profile
 from perfcore.units import US_PER_MS
 
 ROUNDS = 3
-SECONDS_A_DESIGN = 3.0
+SECONDS_A_DESIGN = 2.5
 START, END = "<!-- unseen designs -->\n", "<!-- end -->\n"
 # Batch, tables, rows, lookups a bag, columns, bottom and top hidden widths.
 _SHAPES = (
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/validate-cpu"))
-    parser.add_argument("--budget", type=duration_s, default=240.0, help="for calibrating, e.g. 4m")
+    parser.add_argument("--budget", type=duration_s, default=210.0, help="for calibrating, e.g. 4m")
     parser.add_argument("--document", type=Path, help="Markdown file that gets the table")
     options = parser.parse_args(arguments)
     import torch

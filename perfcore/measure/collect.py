@@ -36,6 +36,7 @@ from perfcore.measure.source import Source
 from perfcore.measure.table_cases import copy_cases, table_cases
 
 LOOP_SHARE = 0.4
+FEWEST_LOOPS = 8  # below, a fit has too little to go by: measured also when the time is up
 # What one kernel may take: a share of the budget, within bounds.
 CASE_SHARE, SHORTEST_CASE_S, LONGEST_CASE_S = 1 / 2000, 0.03, 0.3
 CUDA_BATCH_SCALE = 16
@@ -93,7 +94,7 @@ def collect(out: Path, *, device: str, budget_s: float, say: Say = lambda _: Non
     system = measured_system(device)
     folder.add_environment(here | {"system": system_to_dict(system)} | device_state(device))
     scale = CUDA_BATCH_SCALE if device.startswith("cuda") else 1
-    designs = [*host_bound(system), *kernel_bound(system, scale=scale)]
+    designs = in_any_order(host_bound(system), kernel_bound(system, scale=scale))
     loops, refused = _loops(
         folder, designs, here, device=device, until=begin + LOOP_SHARE * budget_s, say=say
     )
@@ -115,15 +116,13 @@ def _loops(
     samples = read_samples(folder.loops) if folder.loops.exists() else []
     done = {s.name for s in samples}
     missing = [d for d in designs if d.name not in done]
-    # In an order in which any beginning holds loops of every kind.
-    order = [d for stride in range(3) for d in missing[stride::3]]
     refused = []
-    for number, named in enumerate(order):
+    for number, named in enumerate(missing):
         left = until - time.perf_counter()
-        if left <= 0 and number:  # one at least: each call gets further
+        if left <= 0 and len(samples) >= FEWEST_LOOPS:
             break
         say(f"training loop {named.name}")
-        sample = _loop(folder, named, device=device, seconds=max(left, 0.0) / (len(order) - number))
+        sample = _loop(folder, named, device=device, seconds=max(left, 0.0) / (len(missing) - number))
         if sample.iteration is None:
             refused.append(f"{named.name}: {sample.detail}")
         samples.append(sample)
@@ -131,11 +130,21 @@ def _loops(
     return len(samples) - len(done), refused
 
 
+def in_any_order(*lists: Sequence[NamedDesign]) -> list[NamedDesign]:
+    """All designs in an order of which any beginning holds its share of each list, drawn from all along it."""
+    placed = []
+    for designs in lists:
+        spread = [d for stride in range(3) for d in designs[stride::3]]
+        placed += [((i + 0.5) / len(spread), d) for i, d in enumerate(spread)]
+    return [d for _, d in sorted(placed, key=lambda pair: pair[0])]
+
+
 def _loop(folder: SampleFolder, named: NamedDesign, *, device: str, seconds: float) -> DesignSample:
     design = named.design
     try:
         iteration = measure_iteration(design, device=device, min_iterations=20, max_seconds=seconds * 0.6)
-        if named.name.startswith("host"):
+        # On a CPU a trace cannot tell an op's host time from its kernels'.
+        if device.startswith("cuda") and named.name.startswith("host"):
             record_trace(design, folder.traces / f"{named.name}.json.gz", device=device)
     except (PerfcoreError, RuntimeError, MemoryError) as err:
         return DesignSample(named.name, design, Status.UNSUPPORTED, _first_line(err))
@@ -159,7 +168,7 @@ def _sweep(folder: SampleFolder, *, device: str, begin: float, budget_s: float, 
     source = Source(device, cache_bytes=cache, seed=time.time_ns() % 2**32)
     case_s = min(LONGEST_CASE_S, max(SHORTEST_CASE_S, budget_s * CASE_SHARE))
     done, noisy, refused = 0, 0, []
-    while not done or time.perf_counter() - begin < budget_s - case_s:
+    while not (done and plan.has_every_kind) or time.perf_counter() - begin < budget_s - case_s:
         index = plan.next()
         if index is None:
             break

@@ -55,6 +55,11 @@ class Plan:
         score = gain * (1 + 0.1 * np.minimum(self._distance, 1e3)) + np.maximum(FEW - counts, 0) * 1e6
         return int(np.argmax(np.where(self._open, score, -1.0)))
 
+    @property
+    def has_every_kind(self) -> bool:
+        """Nothing is left of any kind that has fewer than two samples: a small one and a large one."""
+        return all(len(self._measured.get(kind, ())) >= 2 for kind in set(self._kinds[self._open]))
+
     def learn(self, kernel: Kernel, us: float, *, index: int | None = None) -> None:
         """Take in a measurement, of the case `index` where it is one."""
         work = work_of(kernel)

@@ -2,7 +2,7 @@
 
     kernels.jsonl       a line of environment for each session, and a line a timed kernel
     loops.json          designs and their iteration times, as `perfcore.measure run` writes them
-    traces/NAME.json.gz what torch.profiler recorded of the loop of that name
+    traces/NAME.json.gz what torch.profiler recorded of the loop of that name (CUDA)
 
 Lines are appended at once, so that what was measured survives an interruption.
 """

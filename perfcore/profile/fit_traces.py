@@ -87,6 +87,11 @@ def fit_traces(loops: Sequence[DesignSample], traces: Path, *, source: str) -> O
 
 def overheads_of(traced: Sequence[TracedLoop], *, source: str) -> OverheadTable:
     """Means over all loops without the profiler's cost; what no loop shows is filled from the mean over ops."""
+    if not any(loop.trace.kernels for loop in traced):
+        raise ProfileError(
+            "The traces hold no kernel of a GPU, but its host's overheads are asked of them.",
+            hint="Measure again where the profiler may watch the GPU (CUPTI).",
+        )
     cost = profiler_cost_us(traced)
     pooled = merge(extract_overheads(loop.trace, skip_steps=SKIP_STEPS) for loop in traced)
     means: Means = {

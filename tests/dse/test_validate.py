@@ -225,7 +225,7 @@ def test_what_warns_is_written_and_printed(
 def test_a_cpu_is_predicted_from_a_calibration() -> None:
     pricing = pricing_of(design(64), settings=QUICK, calibration_s=2)
     assert (pricing.facts["clock"], pricing.facts["threads"]) == ("cpu_time", 1)
-    assert set(pricing.errors_pct) >= {"gemm_forward", "embedding_forward", "elementwise"}
+    assert "iterations" in pricing.errors_pct
     small, large = pricing.iteration_us(design(64)), pricing.iteration_us(design(2**16))
     assert 0 < small < large
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfcore.cost.work import work_of
+from perfcore.design.hardware import System, default_node, device
 from perfcore.errors import DesignError, PerfcoreError, ProfileError, UnsupportedError
 from perfcore.graph import kernels as k
-from perfcore.measure.collect import all_cases, collect
+from perfcore.graph.dlrm import graph_of
+from perfcore.measure.collect import FEWEST_LOOPS, all_cases, collect, in_any_order
+from perfcore.measure.iteration import IterationSample
 from perfcore.measure.kernel_cases import CPU_LIMITS, CUDA_LIMITS, Case, dense_cases
 from perfcore.measure.kernels import Timing, check_written, host_runs_us, time_case
+from perfcore.measure.loops import host_bound, kernel_bound, record_trace
 from perfcore.measure.plan import FEW, Plan
+from perfcore.measure.record import DesignSample, Status
 from perfcore.measure.samples import KernelSample, SampleFolder, kernel_from_dict, kernel_to_dict
 from perfcore.measure.source import Source
 from perfcore.measure.table_cases import copy_cases, table_cases
+from perfcore.profile.fit_traces import overheads_of, profiler_cost_us, read_traces
 
 
 @pytest.fixture(autouse=True)
@@ -181,8 +188,9 @@ def test_a_plan_skips_what_was_measured_before() -> None:
 def test_a_sweep_is_continued_and_knows_its_device(tmp_path: Path) -> None:
     first = collect(tmp_path, device="cpu", budget_s=2.0)
     again = collect(tmp_path, device="cpu", budget_s=2.0)
-    assert first.loops > 0
-    assert first.kernels > 0
+    assert first.loops >= FEWEST_LOOPS
+    kinds = {work_of(s.kernel).kind for s in SampleFolder(tmp_path).samples()}
+    assert kinds == {work_of(c.kernel).kind for c in all_cases("cpu")}
     assert again.kernels > 0
     kernels = [json.dumps(kernel_to_dict(s.kernel)) for s in SampleFolder(tmp_path).samples()]
     assert len(kernels) == first.kernels + again.kernels
@@ -193,12 +201,12 @@ def test_a_sweep_is_continued_and_knows_its_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "budget", "words"),
+    ("name", "budget", "words"),
     [("cpu", 0.0, "budget > 0"), ("tpu", 1.0, "must be cpu"), ("cuda:99", 1.0, "needs a CUDA GPU")],
 )
-def test_wrong_requests_are_refused(tmp_path: Path, device: str, budget: float, words: str) -> None:
+def test_wrong_requests_are_refused(tmp_path: Path, name: str, budget: float, words: str) -> None:
     with pytest.raises(PerfcoreError, match=words):
-        collect(tmp_path, device=device, budget_s=budget)
+        collect(tmp_path, device=name, budget_s=budget)
 
 
 def test_measuring_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
@@ -221,3 +229,32 @@ sys.exit(main(["collect", "--device", "cuda:99", "--out", sys.argv[1]]))
     )
     assert done.returncode == 2, done.stderr
     assert "needs a CUDA GPU" in done.stderr
+
+
+def test_any_beginning_of_the_loops_holds_both_kinds() -> None:
+    system = System(device("t4"), default_node("t4"), 1)
+    few, many = host_bound(system), kernel_bound(system, scale=1)
+    order = in_any_order(few, many)
+    assert {d.name for d in order} == {d.name for d in [*few, *many]}
+    for n in range(4, len(order)):
+        share = sum(d.name.startswith("host") for d in order[:n]) / n
+        assert share == pytest.approx(len(few) / len(order), abs=1 / n)
+
+
+def test_a_traced_loop_gives_up_its_host_times(tmp_path: Path) -> None:
+    """What a GPU's host is fitted from: ops as the builder names them, the profiler's cost from steps without it."""
+    system = System(device("t4"), default_node("t4"), 1)
+    named = host_bound(system)[0]
+    record_trace(named.design, tmp_path / "host-00.json.gz", device="cpu")
+    iteration = IterationSample((900.0, 1000.0, 1100.0), 1, 1, 0.5, "wall")
+    samples = [DesignSample("host-00", named.design, Status.OK, iteration=iteration)]
+    traced = read_traces(samples, tmp_path)
+    builder = {op.name for op in graph_of(named.design).ops() if np.any(op.present)}
+    assert builder <= {op.name for op in traced[0].trace.ops}
+    exact = [replace(traced[0], measured_us=1.0)]
+    assert profiler_cost_us(exact) > profiler_cost_us([replace(traced[0], measured_us=300.0)]) >= 0
+    assert profiler_cost_us([replace(traced[0], measured_us=1e9)]) == 0
+    with pytest.raises(ProfileError, match="no kernel of a GPU"):
+        overheads_of(traced, source="a CPU")
+    with pytest.raises(ProfileError, match="traced training loop"):
+        read_traces([], tmp_path)
