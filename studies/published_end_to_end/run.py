@@ -26,7 +26,7 @@ KINDS = {
 
 def predict_rows(kinds: Collection[str] = tuple(KINDS)) -> list[dict[str, Any]]:
     """One row per published run of these kinds, with the predicted time; equal designs are predicted once."""
-    seen: dict[tuple[str, ...], tuple[float, float, str]] = {}
+    seen: dict[tuple[str, ...], dict[str, Any]] = {}
     rows = []
     with (HERE / "measured.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -35,8 +35,7 @@ def predict_rows(kinds: Collection[str] = tuple(KINDS)) -> list[dict[str, Any]]:
             key = tuple(row[c] for c in ("design", "device", "world_size", "global_batch", "overrides"))
             if key not in seen:
                 seen[key] = _predict(row)
-            predicted_ms, floor_ms, bound_by = seen[key]
-            measured_ms = float(row["measured_ms"])
+            predicted, measured_ms = seen[key], float(row["measured_ms"])
             rows.append(
                 {
                     "kind": row["kind"],
@@ -45,17 +44,15 @@ def predict_rows(kinds: Collection[str] = tuple(KINDS)) -> list[dict[str, Any]]:
                     "global_batch": int(row["global_batch"]),
                     "overrides": row["overrides"],
                     "measured_ms": measured_ms,
-                    "predicted_ms": round(predicted_ms, 4),
-                    "error_pct": round(100 * (predicted_ms / measured_ms - 1), 2),
-                    "floor_ms": round(floor_ms, 4),
-                    "bound_by": bound_by,
+                    "error_pct": round(100 * (predicted["predicted_ms"] / measured_ms - 1), 2),
+                    **predicted,
                 }
             )
     return rows
 
 
-def _predict(row: dict[str, str]) -> tuple[float, float, str]:
-    """Predicted ms, least possible ms, and what binds."""
+def _predict(row: dict[str, str]) -> dict[str, Any]:
+    """Predicted ms with its interval, least possible ms, and what binds."""
     from dse.config import load_design
     from dse.placement import plan_for
     from perfcore.predictor import Predictor
@@ -68,8 +65,16 @@ def _predict(row: dict[str, str]) -> tuple[float, float, str]:
         *row["overrides"].split(),
     ]
     design = load_design(DESIGNS / f"{row['design']}.yaml", overrides=overrides, place=plan_for)
-    prediction = Predictor(profile_for(design.system.device, design.system.node)).predict(design)
-    return prediction.iteration_time_us / 1e3, floor_ms(prediction, design.system.device), prediction.bound_by
+    predictor = Predictor(profile_for(design.system.device, design.system.node))
+    prediction = predictor.predict(design)
+    low_us, high_us = predictor.interval_us(prediction)
+    return {
+        "predicted_ms": round(prediction.iteration_time_us / 1e3, 4),
+        "low_ms": round(low_us / 1e3, 4),
+        "high_ms": round(high_us / 1e3, 4),
+        "floor_ms": round(floor_ms(prediction, design.system.device), 4),
+        "bound_by": prediction.bound_by,
+    }
 
 
 def floor_ms(prediction: Any, device: Any) -> float:
@@ -100,6 +105,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "rank_correlation": round(
                 rank_correlation([r["measured_ms"] for r in chosen], [r["predicted_ms"] for r in chosen]), 3
             ),
+            "inside_interval": sum(r["low_ms"] <= r["measured_ms"] <= r["high_ms"] for r in chosen),
             "below_floor": sum(r["measured_ms"] < r["floor_ms"] for r in chosen),
         }
     return out

@@ -31,7 +31,9 @@ def predict_rows() -> list[dict[str, Any]]:
         for row in csv.DictReader(file):
             overrides = [f"system.device={row['device']}", f"training.global_batch={row['global_batch']}"]
             design = load_design(DESIGNS / f"{row['design']}.yaml", overrides=overrides, place=plan_for)
-            p = Predictor(profile_for(design.system.device, design.system.node)).predict(design)
+            predictor = Predictor(profile_for(design.system.device, design.system.node))
+            p = predictor.predict(design)
+            low_us, high_us = predictor.interval_us(p)
             measured_ms = float(row["measured_ms"])
             rows.append(
                 {
@@ -40,6 +42,8 @@ def predict_rows() -> list[dict[str, Any]]:
                     "global_batch": int(row["global_batch"]),
                     "measured_ms": measured_ms,
                     "predicted_ms": round(p.iteration_time_us / 1e3, 4),
+                    "low_ms": round(low_us / 1e3, 4),
+                    "high_ms": round(high_us / 1e3, 4),
                     "error_pct": round(100 * (p.iteration_time_us / 1e3 / measured_ms - 1), 2),
                     "published_error_pct": float(row["published_error_pct"]),
                     "active_ms": round(p.device_active_us / 1e3, 4),
@@ -115,6 +119,8 @@ def main() -> None:
             f"{r['predicted_ms']:9.2f} {r['error_pct']:8.1f} {r['published_error_pct']:9.1f} "
             f"{active:>9s} {traced:>9s} {r['active_ms']:9.2f}"
         )
+    inside = sum(r["low_ms"] <= r["measured_ms"] <= r["high_ms"] for r in rows)
+    print(f"{inside} of {len(rows)} measured times lie inside their interval")
     totals = summary(rows)
     for device, total in totals.items():
         print(
