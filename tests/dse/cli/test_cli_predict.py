@@ -22,6 +22,8 @@ KEYS = {
     "bound_by",
     "hbm_gib",
     "calibrated",
+    "low",
+    "high",
 }
 
 
@@ -36,6 +38,7 @@ def test_a_machine_reads_every_promised_key() -> None:
     answer = predicted()
     assert set(answer) >= KEYS
     assert set(answer["host_ms"]) >= {"t1", "t2", "t3", "t4", "t5"}
+    assert answer["low"] < answer["iteration_time_ms"] < answer["high"]
     assert answer["fits"] is False
     assert answer["shortfall_gib"] > 10
     assert answer["device"] == "v100-sxm2-16gb"
@@ -51,7 +54,14 @@ def test_keys_are_set_and_a_device_brings_its_node() -> None:
 def test_a_person_reads_tables() -> None:
     result = CliRunner().invoke(app, ["predict", DESIGN])
     assert result.exit_code == 0
-    for words in ("ms an iteration", "bound by", "Does not fit", "top_mlp backward", "Kernel time rests on"):
+    for words in (
+        "ms an iteration",
+        "bound by",
+        "Nine in ten",
+        "Does not fit",
+        "top_mlp backward",
+        "Kernel time rests on",
+    ):
         assert words in result.stdout
 
 
