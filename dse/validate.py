@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ class ValidationReport:
         held_out_errors_pct: of the pricing, by kind of kernel.
         calibration: facts of the pricing.
         warnings: where the prediction is not of what was asked.
+        why: of the design whose prediction is off the most: what it consists of and how far that is known.
     """
 
     run: str
@@ -93,6 +94,7 @@ class ValidationReport:
     held_out_errors_pct: dict[str, float]
     calibration: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    why: str = ""
 
     @property
     def within_tolerance(self) -> bool:
@@ -171,7 +173,10 @@ def report_samples(
         DseError: the file cannot be written.
     """
     validated = [_validated(sample, pricing) for sample in samples]
-    report = _report(run_dir.resolve().name, validated, device, tolerance_pct, pricing, dict(environment))
+    report = replace(
+        _report(run_dir.resolve().name, validated, device, tolerance_pct, pricing, dict(environment)),
+        why=_why_worst(validated, samples, pricing),
+    )
     _write(run_dir / "validation.json", report)
     return report
 
@@ -279,6 +284,19 @@ def _validated(sample: DesignSample, pricing: Pricing) -> ValidatedDesign:
         notes=sample.notes,
         clock=sample.iteration.clock,
     )
+
+
+def _why_worst(designs: Sequence[ValidatedDesign], samples: Sequence[DesignSample], pricing: Pricing) -> str:
+    """What the worst prediction consists of; nothing where no design was measured, or the pricing cannot say."""
+    off = [
+        (abs(d.error_pct), d.name, s)
+        for d, s in zip(designs, samples, strict=True)
+        if d.error_pct is not None
+    ]
+    if not off or pricing.why is None:
+        return ""
+    _, name, sample = max(off, key=lambda item: item[0])
+    return f"{name}: {pricing.why(sample.design)}"
 
 
 def _report(

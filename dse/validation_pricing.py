@@ -26,6 +26,7 @@ class Pricing:
         errors_pct: held-out errors by kind of kernel, where known.
         facts: of the calibration, for the record.
         warnings: where the prediction is not of what was asked.
+        why: what a design's prediction consists of and how far it is known, where that can be said.
     """
 
     iteration_us: Callable[[Design], float]
@@ -33,6 +34,7 @@ class Pricing:
     errors_pct: dict[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    why: Callable[[Design], str] | None = None
 
 
 def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> Pricing:
@@ -109,14 +111,17 @@ def profile_pricing(profile: str) -> Pricing:
     Raises:
         ProfileError: there is none, or it is corrupt.
     """
+    from dse.validation.why import why
     from perfcore.predictor import Predictor
     from perfcore.profile.profile import load_profile
 
     loaded = load_profile(profile)
     predictor = Predictor(loaded)
+    errors = {e.kernel: e.mape_pct for e in loaded.known_errors}
     return Pricing(
         predictor.iteration_time_us,
         f"the profile {loaded.name}, {loaded.device.description}",
-        {e.kernel: e.mape_pct for e in loaded.known_errors},
+        errors,
         {"profile": loaded.name, "profile_hash": loaded.hash, "device": loaded.device.name},
+        why=lambda design: why(predictor.predict(design), errors),
     )

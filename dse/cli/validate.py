@@ -179,6 +179,8 @@ def _print(report: ValidationReport) -> None:
         f"{_held_out(report)}.",
         highlight=False,
     )
+    if report.why:
+        console.print(f"The worst, {report.why}.", highlight=False, markup=False)
     if report.within_tolerance:
         console.print(_verdict(report), highlight=False)
 
