@@ -192,7 +192,7 @@ def table_of(outcome: Outcome) -> str:
         for r in outcome.rows
     ]
     summary = (
-        f"MAPE {outcome.mape_pct:.1f} %, GMAE {outcome.gmae_pct:.1f} %, Kendall's tau {outcome.tau:.2f}; the design "
+        f"MAPE {outcome.mape_pct:.1f} %, GMAE {outcome.gmae_pct:.1f} %, Kendall's tau {outcome.tau:.3f}; the design "
         f"predicted to be the best of {len(outcome.rows)} is {outcome.best_pct:.1f} % slower than the best. "
         f"{outcome.device}, one thread, {outcome.seconds / 60:.1f} minutes in all; spread is the range of "
         f"{ROUNDS} rounds over their median."
