@@ -38,8 +38,9 @@ validate-cpu: $(READY)     ## calibrate this CPU, then predict and measure desig
 profiles: $(READY)         ## fit the bundled profiles anew: make profiles DATA=folder of raw measurements
 	$(BIN)/python -m perfcore.profile.fit --data $(DATA)
 
-accuracy: $(READY)         ## the kernels of docs/accuracy.md, from the errors that the profiles state
+accuracy: $(READY)         ## docs/accuracy.md: kernels from the errors that the profiles state, traces replayed
 	$(BIN)/python -m perfcore.profile.accuracy
+	$(BIN)/python -m perfcore.trace.accuracy --data tests/data
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
