@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perfcore.measure.isolate import Settings
     from perfcore.measure.record import DesignSample, NamedDesign
 
-# Keeps the logarithm finite for an exact prediction (METHOD: GMAE).
+# Keeps the logarithm of an exact prediction finite (GMAE of arXiv 2201.07821).
 GMAE_FLOOR = 4e-4
 PARETO = "pareto.csv"
 

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 DESIGNS = HERE.parent.parent / "spaces" / "designs"
 sys.path.insert(0, str(HERE.parent))
 
-GMAE_FLOOR = 4e-4  # METHOD: keeps a perfect prediction from a logarithm of zero
+GMAE_FLOOR = 4e-4  # keeps a perfect prediction from a logarithm of zero
 
 
 def predict_rows() -> list[dict[str, Any]]:
