@@ -31,7 +31,7 @@ from dse.errors import SpaceError
 from dse.space import Codes, SearchSpace, Value
 from perfcore.design.model import Interaction, Loss
 from perfcore.design.sharding import Shards, shards_of
-from perfcore.graph.dims import Dims, Structure
+from perfcore.graph.dims import Dims, Structure, structure_for
 
 Array = NDArray[np.float64]
 SWITCHES = (
@@ -211,22 +211,13 @@ def _structures(space: SearchSpace, *, distributed: bool) -> tuple[tuple[Structu
 
 
 def _structure(settings: dict[str, Value], *, distributed: bool) -> Structure:
-    training = training_of(settings)
-    interaction = Interaction(str(settings["model.interaction"]))
-    return Structure(
-        interaction=interaction,
-        cross_layers=int(settings["model.cross_layers"]) if interaction is Interaction.DCN_V2 else 0,
+    return structure_for(
+        training_of(settings),
+        fusion_of(settings),
+        interaction=Interaction(str(settings["model.interaction"])),
+        cross_layers=int(settings["model.cross_layers"]),
         loss=Loss(str(settings["model.loss"])),
-        precision=training.precision,
-        optimizer=training.optimizer,
-        table_optimizer=training.table_optimizer,
-        table_precision=training.table_precision,
-        pinned_input=training.pinned_input,
-        read_loss=training.read_loss,
-        synchronize=training.synchronize,
-        index_dtype=training.index_dtype,
         distributed=distributed,
-        fusion=fusion_of(settings),
     )
 
 

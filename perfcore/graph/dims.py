@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfcore.design.design import Design
 from perfcore.design.model import Interaction, Loss
 from perfcore.design.sharding import Shards, shards_of
-from perfcore.design.training import Fusion, IndexType, Optimizer, Precision
+from perfcore.design.training import Fusion, IndexType, Optimizer, Precision, Training
 
 Array = NDArray[np.float64]
 
@@ -83,11 +83,31 @@ class Dims:
 
 def structure_of(design: Design) -> Structure:
     """The structure of one design."""
-    model, training = design.model, design.training
-    return Structure(
+    model = design.model
+    return structure_for(
+        design.training,
+        design.fusion,
         interaction=model.interaction,
-        cross_layers=model.cross_layers if model.interaction is Interaction.DCN_V2 else 0,
+        cross_layers=model.cross_layers,
         loss=model.loss,
+        distributed=design.system.world_size > 1,
+    )
+
+
+def structure_for(
+    training: Training,
+    fusion: Fusion,
+    *,
+    interaction: Interaction,
+    cross_layers: int,
+    loss: Loss,
+    distributed: bool,
+) -> Structure:
+    """The structure of designs with these settings; `cross_layers` counts for DCNv2 alone."""
+    return Structure(
+        interaction=interaction,
+        cross_layers=cross_layers if interaction is Interaction.DCN_V2 else 0,
+        loss=loss,
         precision=training.precision,
         optimizer=training.optimizer,
         table_optimizer=training.table_optimizer,
@@ -96,8 +116,8 @@ def structure_of(design: Design) -> Structure:
         read_loss=training.read_loss,
         synchronize=training.synchronize,
         index_dtype=training.index_dtype,
-        distributed=design.system.world_size > 1,
-        fusion=design.fusion,
+        distributed=distributed,
+        fusion=fusion,
     )
 
 

@@ -1,4 +1,7 @@
-"""The exact front of the small space is that of a brute-force loop over the plain traversal."""
+"""The exact front of the small space is that of a brute-force loop over the plain traversal.
+
+The test takes a corner of the space; `PYTHONPATH=.:tests python tests/dse/test_exact_front.py` takes all of it, in some ten minutes.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +67,16 @@ def brute_force_front(values: np.ndarray[Any, Any]) -> list[int]:
 
 
 def test_the_exact_front_is_that_of_brute_force(tmp_path: Path) -> None:
-    options = [part for override in CORNER for part in ("--set", override)]
-    result = CliRunner().invoke(app, ["run", str(SPACE), "--json", "--runs-dir", str(tmp_path), *options])
+    check_front(tmp_path, CORNER)
+
+
+def check_front(runs_dir: Path, overrides: tuple[str, ...]) -> str:
+    """Run the space exactly, price every design by the plain traversal, compare the fronts."""
+    options = [part for override in overrides for part in ("--set", override)]
+    result = CliRunner().invoke(app, ["run", str(SPACE), "--json", "--runs-dir", str(runs_dir), *options])
     assert result.exit_code == 0, result.stderr
     summary = json.loads(result.stdout)
-    config = load_space(SPACE, overrides=CORNER)
+    config = load_space(SPACE, overrides=overrides)
     codes = config.space.enumerate()
     assert summary["method"] == "exact"
     assert summary["candidates_evaluated"] == summary["space_size"] == len(codes)
@@ -82,7 +90,10 @@ def test_the_exact_front_is_that_of_brute_force(tmp_path: Path) -> None:
     for j in found:  # nothing that was found is beaten
         assert not any(np.all(values[i] < values[j] * (1 - TOLERANCE)) for i in expected)
     assert len(found) == summary["front_size"]
-    assert summary["front_size"] == pytest.approx(len(expected), abs=2)
+    # Designs that tie to the last bit (a fused and a foreach SGD inside a graph) are one point of the front.
+    distinct = len({tuple(np.round(values[i], 9)) for i in expected})
+    assert summary["front_size"] == pytest.approx(distinct, abs=2)
+    return f"{len(codes)} designs, {distinct} distinct points on the true front, {len(found)} found"
 
 
 def _index(settings: list[dict[str, str]], line: dict[str, str]) -> int:
@@ -90,3 +101,11 @@ def _index(settings: list[dict[str, str]], line: dict[str, str]) -> int:
     axes = {k: v for k, v in line.items() if "." in k and v}
     (index,) = [i for i, s in enumerate(settings) if all(s.get(k) == v for k, v in axes.items())]
     return index
+
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        sys.stdout.write(check_front(Path(folder), ()) + "\n")
