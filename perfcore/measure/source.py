@@ -65,6 +65,10 @@ class Source:
         table = EmbeddingTable("measured", rows, skew=skew)
         return self._counted(torch.from_numpy(zipf_rows(table, count, rng=self._rng)).to(self.device))
 
+    def holds(self, size: float) -> None:
+        """Count bytes that a copy has of its own and that this source did not make."""
+        self.bytes += size
+
     def _counted(self, tensor: Tensor) -> Tensor:
         self.bytes += tensor.numel() * tensor.element_size()
         return tensor

@@ -137,6 +137,7 @@ def _fused_update(t: Tables, optimizer: Optimizer) -> Build:
             grad = torch.ones_like(out)
             return lambda: out.backward(grad, retain_graph=True)
         weight, backward = _gradient(t, s)
+        s.holds(_state_bytes(t, optimizer))
         parameter = torch.nn.Parameter(weight)
         stepper = rows_optimizer([parameter], optimizer)
 
@@ -149,8 +150,20 @@ def _fused_update(t: Tables, optimizer: Optimizer) -> Build:
     return build
 
 
+def _state_bytes(t: Tables, optimizer: Optimizer) -> float:
+    """What an optimizer keeps of tables: it grows with their rows, however few of them are looked up."""
+    values = {
+        Optimizer.SGD: 0,
+        Optimizer.ROWWISE_ADAGRAD: 1,
+        Optimizer.ADAGRAD: t.dim,
+        Optimizer.ADAM: 2 * t.dim,
+    }
+    return 4.0 * t.count * t.rows * values[optimizer]
+
+
 def _fbgemm(t: Tables, s: Source, optimizer: Optimizer) -> tuple[FusedTables, Tensor, Tensor]:
     generator = torch.Generator(s.device).manual_seed(0)
+    s.holds(4.0 * t.count * t.rows * t.dim + _state_bytes(t, optimizer))
     bags = FusedTables([(t.rows, t.dim)] * t.count, optimizer=optimizer, device=s.device, generator=generator)
     per_table = t.batch * t.pooling
     indices = torch.cat([s.lookups(t.rows, per_table, t.skew) for _ in range(t.count)])

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from perfcore.cost.work import work_of
 from perfcore.design.hardware import System, default_node, device
+from perfcore.design.training import Optimizer
 from perfcore.errors import DesignError, PerfcoreError, ProfileError, UnsupportedError
 from perfcore.graph import kernels as k
 from perfcore.graph.dlrm import graph_of
@@ -29,7 +31,7 @@ from perfcore.measure.plan import FEW, Plan
 from perfcore.measure.record import DesignSample, Status
 from perfcore.measure.samples import KernelSample, SampleFolder, kernel_from_dict, kernel_to_dict
 from perfcore.measure.source import Source
-from perfcore.measure.table_cases import copy_cases, table_cases
+from perfcore.measure.table_cases import Tables, _fused_update, copy_cases, table_cases
 from perfcore.profile.fit_traces import overheads_of, profiler_cost_us, read_traces
 
 
@@ -258,3 +260,18 @@ def test_a_traced_loop_gives_up_its_host_times(tmp_path: Path) -> None:
         overheads_of(traced, source="a CPU")
     with pytest.raises(ProfileError, match="traced training loop"):
         read_traces([], tmp_path)
+
+
+def test_what_an_optimizer_keeps_of_a_table_counts_as_a_copys_own() -> None:
+    tables = Tables(2, 4, 1000, 2, 8, 0.0)
+    built: list[Source] = []
+
+    def build(source: Source) -> Callable[[], object]:
+        built.append(source)
+        return _fused_update(tables, Optimizer.ADAM)(source)
+
+    source = Source("cpu", cache_bytes=1e4)
+    case = Case(next(iter(all_cases("cpu"))).kernel, build)
+    assert len(list(time_case(case, source, cache_bytes=1e4, max_seconds=0.05))) == 2
+    assert source.bytes >= 2 * (2 * 1000 * 8 * 4)
+    assert len(built) == 1  # 64 copies of the moments of a large table would fill the machine's memory
