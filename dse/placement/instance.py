@@ -2,7 +2,8 @@
 
 The format is JSON, plain or gzipped: `ws` ranks, `lws` ranks per machine, `cap` GiB per rank, and `tables`, a list of lists of
 options with `type`, `kernel`, `part` (`uniform`, `device`, `host`) and `sh`, the shards: `[forward compute ms, forward communication
-ms, backward compute ms, backward communication ms, GiB]`. Optional: `names`, one a table.
+ms, backward compute ms, backward communication ms, GiB]`. Optional: `names`, one a table; and in an option `n`, how many equal
+shards each entry of `sh` stands for, so that a table on every rank of 1,024 is one entry.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from perfcore.units import BYTES_PER_GIB
 
 COSTS = ("forward compute", "forward communication", "backward compute", "backward communication")
 _FIELDS = len(COSTS) + 1  # and memory
+_MAX_REPEATS = 65_536  # as many ranks as a system may have
 _ON_ALL_OF_A_HOST = ("table_row_wise", "grid_shard")
 _COMPUTE, _COMMUNICATION = (0, 2), (1, 3)
 
@@ -155,15 +157,20 @@ def instance_of_json(data: Any) -> Instance:
 
 
 def write_instance(instance: Instance, path: Path) -> None:
-    """Write the format of `read_instance`; gzipped (without a time stamp) when the name ends in `.gz`."""
+    """Write the format of `read_instance`, equal shards once; gzipped without a time stamp when the name ends in `.gz`."""
     text = json.dumps(json_of_instance(instance), separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def json_of_instance(instance: Instance) -> dict[str, Any]:
     """The format's plain values; `instance_of_json` is its inverse."""
-    rows = np.column_stack([instance.cost_ms, instance.bytes / BYTES_PER_GIB]).tolist()
-    options = [_plain_option(instance, o, rows) for o in range(len(instance.types))]
+    shards = np.column_stack([instance.cost_ms, instance.bytes / BYTES_PER_GIB])
+    starts, counts = _runs(shards, instance.first_shard)
+    rows, at = shards[starts].tolist(), np.searchsorted(starts, instance.first_shard)
+    options = [
+        _plain_option(instance, o, rows[at[o] : at[o + 1]], counts[at[o] : at[o + 1]])
+        for o in range(len(instance.types))
+    ]
     first = instance.first_option
     return {
         "ws": instance.num_ranks,
@@ -174,13 +181,24 @@ def json_of_instance(instance: Instance) -> dict[str, Any]:
     }
 
 
-def _plain_option(instance: Instance, option: int, rows: list[list[float]]) -> dict[str, Any]:
+def _runs(shards: Array, first_shard: Ints) -> tuple[Ints, Ints]:
+    """Where runs of equal rows begin, and how long they are; none goes beyond its option."""
+    begins = np.ones(len(shards), dtype=bool)
+    begins[1:] = (shards[1:] != shards[:-1]).any(axis=1)
+    begins[first_shard[:-1]] = True
+    starts = np.flatnonzero(begins).astype(np.int64)
+    return starts, np.diff(starts, append=len(shards)).astype(np.int64)
+
+
+def _plain_option(instance: Instance, option: int, rows: list[list[float]], counts: Ints) -> dict[str, Any]:
     part = {Where.ANY: "device", Where.ALL: "uniform", Where.HOST: "host", Where.WITHIN: "host"}
+    repeated = {"n": counts.tolist()} if bool((counts > 1).any()) else {}
     return {
         "type": instance.types[option],
         "kernel": instance.kernels[option],
         "part": part[Where(int(instance.where[option]))],
-        "sh": rows[instance.first_shard[option] : instance.first_shard[option + 1]],
+        "sh": rows,
+        **repeated,
     }
 
 
@@ -203,12 +221,23 @@ def _option(data: Any, where: str, ranks: int, local: int) -> tuple[str, str, Wh
         )
     if not (np.isfinite(shards).all() and (shards >= 0).all()):
         raise SpaceError(f"Costs and memory must be finite and >= 0, but those of {where} are not.")
+    if "n" in data:
+        shards = np.repeat(shards, _counts(data["n"], len(shards), where), axis=0)
     placed = _placed(str(data["part"]), str(data["type"]), where)
     if placed is Where.ALL and len(shards) != ranks:
         raise SpaceError(f"A uniform option needs {ranks} shards, one a rank, but {where} has {len(shards)}.")
     if placed is Where.HOST and len(shards) % local:
         raise SpaceError(f"{data['type']} needs a multiple of {local} shards, but {where} has {len(shards)}.")
     return str(data["type"]), str(data.get("kernel", "fused")), placed, shards
+
+
+def _counts(data: Any, entries: int, where: str) -> list[int]:
+    sound = isinstance(data, list) and all(type(n) is int and 1 <= n <= _MAX_REPEATS for n in data)
+    if not sound or len(data) != entries:
+        raise SpaceError(
+            f"`n` must have a count from 1 to {_MAX_REPEATS} for each of the {entries} entries of `sh`, but not in {where}."
+        )
+    return list(data)
 
 
 def _placed(part: str, kind: str, where: str) -> Where:
