@@ -76,29 +76,38 @@ class Instance:
             first_option=self.first_option,
             first_shard=self.first_shard,
             where=self.where,
-            cost=self._rating() if objective is Objective.RATING else self._critical_path(),
+            cost=self._rating() if objective is Objective.RATING else self._critical_path()[1],
             bytes_=self.bytes,
             capacity_bytes=self.capacity_bytes,
             num_ranks=self.num_ranks,
             ranks_per_host=self.ranks_per_host,
         )
 
+    def events(self, objective: Objective) -> tuple[str, ...]:
+        """What the terms of an objective's problem are called."""
+        return ("all",) if objective is Objective.RATING else self._critical_path()[0]
+
     def _rating(self) -> Array:
         total: Array = self.cost_ms.sum(axis=1, keepdims=True)
         return total
 
-    def _critical_path(self) -> Array:
-        """`(s, 2 + 2 * types)`: forward and backward compute, then both communications of each type present."""
+    def _critical_path(self) -> tuple[tuple[str, ...], Array]:
+        """Names and `(s, e)` costs: forward and backward compute, then both communications of each type present.
+
+        Events to which no shard adds are left out.
+        """
         present = sorted(set(self.types))
+        names = [COSTS[c] for c in _COMPUTE] + [f"{COSTS[c]}, {t}" for t in present for c in _COMMUNICATION]
         type_of_option = np.array([present.index(name) for name in self.types])
         type_of_shard = np.repeat(type_of_option, np.diff(self.first_shard))
-        events = np.zeros((len(self.bytes), 2 + 2 * len(present)))
+        events = np.zeros((len(self.bytes), len(names)))
         events[:, :2] = self.cost_ms[:, _COMPUTE]
         rows = np.arange(len(self.bytes))
         for i, column in enumerate(_COMMUNICATION):
             events[rows, 2 + 2 * type_of_shard + i] = self.cost_ms[:, column]
-        used: Array = events[:, events.any(axis=0)]
-        return used if used.shape[1] else events[:, :1]
+        used = np.asarray(events.any(axis=0))
+        used[0] |= not used.any()
+        return tuple(n for n, u in zip(names, used, strict=True) if u), events[:, used]
 
 
 def read_instance(path: Path) -> Instance:
