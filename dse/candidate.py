@@ -146,12 +146,16 @@ def plan_of(space: SearchSpace, settings: Settings, place: Place) -> ShardingPla
     try:
         return place(model, training_of(reference), system, policy)
     except NoFeasibleCandidateError:
-        return even_plan(model, policy=policy, world_size=world_size)
+        return even_plan(
+            model, policy=policy, world_size=world_size, local_world_size=system.local_world_size
+        )
 
 
-def even_plan(model: Model, *, policy: str, world_size: int) -> ShardingPlan:
+def even_plan(
+    model: Model, *, policy: str, world_size: int, local_world_size: int | None = None
+) -> ShardingPlan:
     """Tables spread without regard to memory: large ones first, each to the emptiest ranks; rows or columns evenly."""
-    everyone = tuple(range(world_size))
+    everyone, local = tuple(range(world_size)), local_world_size or world_size
     bytes_on = [0] * world_size
     by_name: dict[str, TableSharding] = {}
     sizes = {t.name: t.num_embeddings * d for t, d in zip(model.tables, model.table_dims, strict=True)}
@@ -159,8 +163,13 @@ def even_plan(model: Model, *, policy: str, world_size: int) -> ShardingPlan:
     for name in sorted(sizes, key=lambda n: -sizes[n]):
         emptiest = min(everyone, key=lambda r: bytes_on[r])
         match Policy(policy):
-            case Policy.ROW_WISE | Policy.TABLE_ROW_WISE:
-                by_name[name] = TableSharding(name, ShardingType(policy), everyone)
+            case Policy.ROW_WISE:
+                by_name[name] = TableSharding(name, ShardingType.ROW_WISE, everyone)
+            case Policy.TABLE_ROW_WISE:
+                machine = tuple(r for r in everyone if r // local == emptiest // local)
+                by_name[name] = TableSharding(name, ShardingType.TABLE_ROW_WISE, machine)
+                for rank in machine:
+                    bytes_on[rank] += sizes[name] // local
             case Policy.DATA_PARALLEL:
                 by_name[name] = TableSharding(name, ShardingType.DATA_PARALLEL, everyone)
             case Policy.COLUMN_WISE if dims[name] >= world_size:

@@ -19,7 +19,7 @@ from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable, Interaction, Loss, Model
-from perfcore.design.sharding import ShardingPlan, TableSharding
+from perfcore.design.sharding import ComputeKernel, ShardingPlan, TableSharding
 from perfcore.design.training import Fusion, Optimizer, Precision, Training
 from perfcore.errors import HardwareError
 
@@ -66,7 +66,7 @@ def design_of_document(document: Document[DesignFile], *, folder: Path, place: P
             f"global_batch={training.global_batch}, world_size={system.world_size}",
         )
         problems.check()
-    plan = _plan(entry.sharding, model, training, system, place)
+    plan = _plan(entry.sharding, model, training, system, place, problems)
     design = None
     with problems.at("sharding"):
         design = Design(model, training, Fusion(**dict(entry.fusion)), plan, system)
@@ -83,7 +83,7 @@ def dump_design(design: Design) -> str:
         "model": model,
         "training": _plain(asdict(design.training)),
         "fusion": _plain(asdict(design.fusion)),
-        "sharding": {"plan": [_plain(asdict(t)) for t in design.sharding.tables]},
+        "sharding": {"plan": [_placed_entry(t) for t in design.sharding.tables]},
         "system": {
             "node": _hardware_entry(design.system.node),
             "device": _hardware_entry(design.system.device),
@@ -149,10 +149,20 @@ def _training(entry: DesignFile) -> Training:
 
 
 def _plan(
-    entry: DesignSharding, model: Model, training: Training, system: System, place: Place
+    entry: DesignSharding,
+    model: Model,
+    training: Training,
+    system: System,
+    place: Place,
+    problems: Problems,
 ) -> ShardingPlan:
     if entry.plan is not None:
-        return ShardingPlan(tuple(TableSharding(p.table, p.type, tuple(p.ranks)) for p in entry.plan))
+        tables: list[TableSharding] = []
+        for position, p in enumerate(entry.plan):
+            with problems.at("sharding", "plan", position):
+                tables.append(TableSharding(p.table, p.type, tuple(p.ranks), p.kernel, p.cache_ratio))
+        problems.check()
+        return ShardingPlan(tuple(tables))
     if system.world_size == 1:
         return ShardingPlan.on_one_rank(model)
     return place(model, training, system, str(entry.policy or Policy.AUTO))
@@ -163,6 +173,13 @@ def _tables_entry(tables: tuple[EmbeddingTable, ...]) -> str | list[dict[str, An
         if bundled_tables(name) == tables:
             return name
     return [{k: v for k, v in asdict(t).items() if v is not None} for t in tables]
+
+
+def _placed_entry(placed: TableSharding) -> dict[str, Any]:
+    """One table's placement, without what is usual."""
+    entry: dict[str, Any] = _plain(asdict(placed))
+    usual = {"kernel": ComputeKernel.FUSED.value, "cache_ratio": None}
+    return {k: v for k, v in entry.items() if k not in usual or v != usual[k]}
 
 
 def _hardware_entry(value: Device | Node) -> str | dict[str, Any]:

@@ -276,12 +276,13 @@ def _shards_at(
     """`(r, t)` by field for one combination of the settings on which a placement depends."""
     settings = reference_settings(space) | chosen
     world_size = int(settings["system.world_size"])
-    model = model_of(space, settings)
+    model, local = model_of(space, settings), min(world_size, space.node.gpus)
     if int(settings["training.global_batch"]) % world_size:  # no design, but the grid has a place for it
-        plan = even_plan(model, policy=str(settings["sharding.policy"]), world_size=world_size)
+        policy = str(settings["sharding.policy"])
+        plan = even_plan(model, policy=policy, world_size=world_size, local_world_size=local)
     else:
         plan = plan_of(space, settings, place)
-    shards = shards_of(plan, model, world_size=world_size)
+    shards = shards_of(plan, model, world_size=world_size, local_world_size=local)
     missing = num_ranks - world_size
     return {f: np.pad(getattr(shards, f), ((0, missing), (0, 0))) for f in Shards.__dataclass_fields__}
 

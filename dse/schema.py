@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from perfcore.design.model import MAX_NUM_EMBEDDINGS, MAX_WIDTH, Interaction, Loss
-from perfcore.design.sharding import ShardingType
+from perfcore.design.sharding import ComputeKernel, ShardingType
 from perfcore.design.training import (
     MAX_GLOBAL_BATCH,
     Communication,
@@ -179,6 +179,8 @@ class PlacedTable(Section):
     table: str
     type: ShardingType
     ranks: Annotated[list[Rank], Field(min_length=1)]
+    kernel: ComputeKernel = ComputeKernel.FUSED
+    cache_ratio: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
 
 
 class DesignSharding(Section):

@@ -8,7 +8,14 @@ from typing import Any
 
 from perfcore.design.hardware import Device, Node, System, from_mapping
 from perfcore.design.model import EmbeddingTable, Interaction, Loss, Model
-from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding, shards_of
+from perfcore.design.sharding import (
+    ON_HOST,
+    ComputeKernel,
+    ShardingPlan,
+    ShardingType,
+    TableSharding,
+    shards_of,
+)
 from perfcore.design.training import (
     Communication,
     EmbeddingFusion,
@@ -42,7 +49,14 @@ class Design:
             raise DesignError(
                 f"`global_batch % world_size == 0` must hold, but got (global_batch={batch}, {world_size=})."
             )
-        shards_of(self.sharding, self.model, world_size=world_size)
+        local = self.system.local_world_size
+        shards_of(self.sharding, self.model, world_size=world_size, local_world_size=local)
+        on_host = [t for t in self.sharding.tables if t.kernel in ON_HOST]
+        if on_host and self.fusion.embedding is not EmbeddingFusion.TABLE_BATCHED:
+            raise DesignError(
+                f"Tables in host memory need `embedding: table_batched`, but table {on_host[0].table!r} has the "
+                f"kernel {on_host[0].kernel} and embedding={self.fusion.embedding}."
+            )
 
     @property
     def local_batch(self) -> int:
@@ -123,7 +137,11 @@ def _fusion(data: dict[str, Any]) -> Fusion:
 
 def _table_sharding(data: Mapping[str, Any]) -> TableSharding:
     return TableSharding(
-        data["table"], _member(ShardingType, data["type"]), tuple(int(r) for r in data["ranks"])
+        table=data["table"],
+        type=_member(ShardingType, data["type"]),
+        ranks=tuple(int(r) for r in data["ranks"]),
+        kernel=_member(ComputeKernel, data.get("kernel", ComputeKernel.FUSED)),
+        cache_ratio=data.get("cache_ratio"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -21,6 +21,26 @@ class ShardingType(StrEnum):
     ROW_WISE = "row_wise"
     TABLE_ROW_WISE = "table_row_wise"
     DATA_PARALLEL = "data_parallel"
+    GRID_SHARD = "grid_shard"
+    TABLE_COLUMN_WISE = "table_column_wise"
+
+
+class ComputeKernel(StrEnum):
+    """TorchRec's compute kernels: where a table's rows lie, and who updates them.
+
+    `FUSED`: in device memory, updated by the backward kernel itself. `DENSE`: in device memory, with a gradient of
+    the table's size and a separate optimizer. `FUSED_UVM`: in the host's memory, read and written over the host's
+    link. `FUSED_UVM_CACHING`: likewise, with a cache of rows in device memory.
+    """
+
+    FUSED = "fused"
+    DENSE = "dense"
+    FUSED_UVM = "fused_uvm"
+    FUSED_UVM_CACHING = "fused_uvm_caching"
+
+
+COLUMN_PIECES = frozenset({ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE})
+ON_HOST = frozenset({ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +50,56 @@ class TableSharding:
     Attributes:
         table: the table's name.
         type: how it is split.
-        ranks: holders of its shards: one for table_wise; one per column piece for column_wise (a rank may
-            hold several); the ranks among which rows are split for row_wise and table_row_wise; all for
-            data_parallel.
+        ranks: holders of its shards, piece after piece:
+            table_wise: one rank.
+            column_wise: one rank per column piece, from the first columns on; a rank may hold several.
+            table_column_wise: likewise, all of one machine.
+            row_wise: the ranks among which rows are split, from the first rows on.
+            table_row_wise: likewise, all ranks of one machine (in a world of one machine, any of them).
+            grid_shard: for each column piece, from the first columns on, all ranks of the machine that holds it,
+                in order: with two machines of two GPUs `(0, 1, 2, 3)` are two pieces, `(2, 3)` is one,
+                `(0, 1, 0, 1)` are two on the first machine. Each piece is split by rows among its ranks.
+            data_parallel: all ranks.
+        kernel: its compute kernel; data_parallel tables compute as `dense` does, whatever it says.
+        cache_ratio: share of the rows that the cache of `fused_uvm_caching` holds; `None` for other kernels.
     """
 
     table: str
     type: ShardingType
     ranks: tuple[int, ...]
+    kernel: ComputeKernel = ComputeKernel.FUSED
+    cache_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a placement without, or with repeated, ranks."""
+        """Refuse a placement without, or with repeated, ranks, and a kernel that cannot be."""
         if not self.ranks or min(self.ranks) < 0:
             raise DesignError(f"Table {self.table!r} needs ranks >= 0, but got ranks={self.ranks}.")
         if self.type is ShardingType.TABLE_WISE and len(self.ranks) != 1:
             raise DesignError(
                 f"Table {self.table!r} is table_wise and needs exactly one rank, but got ranks={self.ranks}."
             )
-        if self.type is not ShardingType.COLUMN_WISE and len(set(self.ranks)) != len(self.ranks):
+        may_repeat = self.type in COLUMN_PIECES or self.type is ShardingType.GRID_SHARD
+        if not may_repeat and len(set(self.ranks)) != len(self.ranks):
             raise DesignError(f"Table {self.table!r} names a rank twice: ranks={self.ranks}.")
+        self._check_kernel()
+
+    def _check_kernel(self) -> None:
+        cached = self.kernel is ComputeKernel.FUSED_UVM_CACHING
+        if cached and not (self.cache_ratio is not None and 0 < self.cache_ratio <= 1):
+            raise DesignError(
+                f"Table {self.table!r}: `0 < cache_ratio <= 1` must hold for fused_uvm_caching, but got "
+                f"cache_ratio={self.cache_ratio}."
+            )
+        if not cached and self.cache_ratio is not None:
+            raise DesignError(
+                f"Table {self.table!r}: `cache_ratio` is for fused_uvm_caching alone, but the kernel is "
+                f"{self.kernel}."
+            )
+        if self.type is ShardingType.DATA_PARALLEL and self.kernel in ON_HOST:
+            raise DesignError(
+                f"Table {self.table!r} is data_parallel, which needs its rows in device memory, but the kernel is "
+                f"{self.kernel}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +114,32 @@ class ShardingPlan:
         return cls(tuple(TableSharding(t.name, ShardingType.TABLE_WISE, (0,)) for t in model.tables))
 
 
+def _nowhere() -> NDArray[np.bool_]:
+    return np.zeros((1, 1), dtype=np.bool_)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Shards:
     """Shards as arrays; the last two axes are rank `r` and table `t`, leading axes are candidates.
 
-    Every field broadcasts to `(..., r, t)`; a rank without a shard of a table has `rows == 0`.
+    Every field broadcasts to `(..., r, t)`; a rank without a shard of a table has `rows == 0`. Pieces of one
+    table on one rank are one shard. A table is of one of the kinds `pooled`, `row_split`, `staged`, `replicated`.
 
     Attributes:
         rows: rows of the table on that rank.
         dim: columns on that rank.
         pooling: mean lookups per sample that reach that rank.
         skew: Zipf exponent of the accesses.
-        pooled: the shard's output goes through the forward all-to-all (table_wise, column_wise).
-        row_split: the shard's output is a partial sum (row_wise, table_row_wise).
+        pooled: the shard's output goes through the forward all-to-all (table_wise, column_wise,
+            table_column_wise).
+        row_split: the shard's output is a partial sum of all ranks (row_wise; table_row_wise and grid_shard in a
+            world of one machine).
         replicated: every rank holds the table and looks up its own samples (data_parallel).
+        staged: the shard's output is a partial sum of the ranks of one machine, all of which hold a shard, and
+            crosses machines when it is summed (table_row_wise and grid_shard among several machines).
+        dense: the gradient has the table's size and a separate optimizer applies it (`dense`).
+        host: the rows lie in the host's memory (`fused_uvm`, `fused_uvm_caching`).
+        cache_ratio: share of the rows in device memory: 1 but for tables on the host.
     """
 
     rows: NDArray[np.float64]
@@ -86,6 +149,10 @@ class Shards:
     pooled: NDArray[np.bool_]
     row_split: NDArray[np.bool_]
     replicated: NDArray[np.bool_]
+    staged: NDArray[np.bool_] = field(default_factory=_nowhere)
+    dense: NDArray[np.bool_] = field(default_factory=_nowhere)
+    host: NDArray[np.bool_] = field(default_factory=_nowhere)
+    cache_ratio: NDArray[np.float64] = field(default_factory=lambda: np.ones((1, 1)))
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -93,38 +160,60 @@ class Shards:
         return self.rows > 0
 
 
-def shards_of(plan: ShardingPlan, model: Model, *, world_size: int) -> Shards:
+def shards_of(
+    plan: ShardingPlan, model: Model, *, world_size: int, local_world_size: int | None = None
+) -> Shards:
     """The plan as arrays of shape `(r, t)`, r = `world_size`.
 
+    Args:
+        plan: a placement of each table.
+        model: whose tables they are.
+        world_size: ranks.
+        local_world_size: ranks of one machine; all when not given.
+
     Raises:
-        DesignError: the plan and the model disagree, or a rank is outside the world.
+        DesignError: the plan and the model disagree, a rank is outside the world, or a table that must stay on a
+            machine does not.
     """
-    _check_plan(plan, model, world_size=world_size)
+    local = local_world_size or world_size
+    _check_plan(plan, model, world_size=world_size, local_world_size=local)
     shape = (world_size, len(model.tables))
     fields: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name in ("rows", "dim", "pooling")}
-    kinds = {name: np.zeros(shape, dtype=bool) for name in ("pooled", "row_split", "replicated")}
+    flags = ("pooled", "row_split", "replicated", "staged", "dense", "host")
+    kinds = {name: np.zeros(shape, dtype=bool) for name in flags}
+    ratio = np.ones(shape)
     for t, (table, dim, placed) in enumerate(zip(model.tables, model.table_dims, plan.tables, strict=True)):
-        split = len(placed.ranks)
         ranks = list(placed.ranks)
+        dims, row_parts = _piece_dims(placed, dim, local), 1
         match placed.type:
-            case ShardingType.TABLE_WISE | ShardingType.COLUMN_WISE:
-                fields["rows"][ranks, t] = table.num_embeddings
-                np.add.at(fields["dim"], (ranks, t), _pieces(dim, split))
-                fields["pooling"][ranks, t] = table.pooling_factor
+            case ShardingType.TABLE_WISE | ShardingType.COLUMN_WISE | ShardingType.TABLE_COLUMN_WISE:
                 kinds["pooled"][ranks, t] = True
-            case ShardingType.ROW_WISE | ShardingType.TABLE_ROW_WISE:
-                rows = _pieces(table.num_embeddings, split)
-                fields["rows"][ranks, t] = rows
-                fields["dim"][ranks, t] = dim
-                fields["pooling"][ranks, t] = table.pooling_factor * rows / table.num_embeddings
-                kinds["row_split"][ranks, t] = True
+            case ShardingType.ROW_WISE | ShardingType.TABLE_ROW_WISE | ShardingType.GRID_SHARD:
+                row_parts = local if placed.type is ShardingType.GRID_SHARD else len(ranks)
+                staged = placed.type is not ShardingType.ROW_WISE and world_size > local
+                kinds["staged" if staged else "row_split"][ranks, t] = True
             case ShardingType.DATA_PARALLEL:
-                fields["rows"][:, t] = table.num_embeddings
-                fields["dim"][:, t] = dim
-                fields["pooling"][:, t] = table.pooling_factor
                 kinds["replicated"][:, t] = True
+        rows = np.resize(_pieces(table.num_embeddings, row_parts), len(ranks))
+        fields["rows"][ranks, t] = rows
+        np.add.at(fields["dim"], (ranks, t), dims)
+        fields["pooling"][ranks, t] = table.pooling_factor * rows / table.num_embeddings
+        on_host = placed.kernel in ON_HOST
+        kinds["dense"][ranks, t] = placed.kernel is ComputeKernel.DENSE and not kinds["replicated"][0, t]
+        kinds["host"][ranks, t] = on_host
+        ratio[:, t] = (placed.cache_ratio or 0.0) if on_host else 1.0
     skew = np.array([table.skew for table in model.tables])
-    return Shards(**fields, **kinds, skew=np.broadcast_to(skew, shape))
+    return Shards(**fields, **kinds, skew=np.broadcast_to(skew, shape), cache_ratio=ratio)
+
+
+def _piece_dims(placed: TableSharding, dim: int, local_world_size: int) -> NDArray[np.float64]:
+    """`(p,)` columns of each piece that `ranks` counts."""
+    count = len(placed.ranks)
+    if placed.type in COLUMN_PIECES:
+        return _pieces(dim, count)
+    if placed.type is ShardingType.GRID_SHARD:
+        return np.repeat(_pieces(dim, count // local_world_size), local_world_size)
+    return np.full(count, float(dim))
 
 
 def _pieces(total: int, parts: int) -> NDArray[np.float64]:
@@ -132,7 +221,7 @@ def _pieces(total: int, parts: int) -> NDArray[np.float64]:
     return np.array([total // parts + (p < total % parts) for p in range(parts)], dtype=np.float64)
 
 
-def _check_plan(plan: ShardingPlan, model: Model, *, world_size: int) -> None:
+def _check_plan(plan: ShardingPlan, model: Model, *, world_size: int, local_world_size: int) -> None:
     planned, known = [p.table for p in plan.tables], [t.name for t in model.tables]
     if planned != known:
         missing = sorted(set(known) - set(planned)) or sorted(set(planned) - set(known)) or known
@@ -146,12 +235,42 @@ def _check_plan(plan: ShardingPlan, model: Model, *, world_size: int) -> None:
                 f"`rank < world_size` must hold, but table {placed.table!r} has ranks={placed.ranks} "
                 f"and {world_size=}."
             )
-        if placed.type is ShardingType.COLUMN_WISE and len(placed.ranks) > dim:
-            raise DesignError(
-                f"Table {placed.table!r} has {dim} columns and cannot be split into {len(placed.ranks)}."
-            )
         if placed.type is ShardingType.DATA_PARALLEL and len(placed.ranks) != world_size:
             raise DesignError(
                 f"Table {placed.table!r} is data_parallel and needs all {world_size} ranks, but got "
                 f"ranks={placed.ranks}."
             )
+        _check_machines(placed, several=world_size > local_world_size, local_world_size=local_world_size)
+        pieces = _column_pieces(placed, local_world_size)
+        if pieces > dim:
+            raise DesignError(f"Table {placed.table!r} has {dim} columns and cannot be split into {pieces}.")
+
+
+def _column_pieces(placed: TableSharding, local_world_size: int) -> int:
+    if placed.type is ShardingType.GRID_SHARD:
+        return len(placed.ranks) // local_world_size
+    return len(placed.ranks) if placed.type in COLUMN_PIECES else 1
+
+
+def _check_machines(placed: TableSharding, *, several: bool, local_world_size: int) -> None:
+    """Refuse a table that leaves a machine, or lacks ranks of it, where its sharding type does not allow it."""
+    ranks, local = placed.ranks, local_world_size
+    match placed.type:
+        case ShardingType.TABLE_COLUMN_WISE if len({r // local for r in ranks}) > 1:
+            rule = "keeps its column pieces on one machine"
+        case ShardingType.TABLE_ROW_WISE if several and not _is_machine(ranks, local):
+            rule = "splits its rows among all ranks of one machine"
+        case ShardingType.GRID_SHARD if len(ranks) % local or not all(
+            _is_machine(ranks[i : i + local], local) for i in range(0, len(ranks), local)
+        ):
+            rule = "names, for each column piece, all ranks of one machine in order"
+        case _:
+            return
+    raise DesignError(
+        f"Table {placed.table!r} is {placed.type}, which {rule} ({local} ranks each), but got ranks={ranks}."
+    )
+
+
+def _is_machine(ranks: tuple[int, ...], local_world_size: int) -> bool:
+    first = ranks[0]
+    return first % local_world_size == 0 and ranks == tuple(range(first, first + local_world_size))
