@@ -13,7 +13,7 @@ from dse.schema import DeviceSection, NodeSection, Section, SystemSection, Table
 from dse.table_csv import bundled_tables, read_tables, table_of
 from dse.yaml_loader import load_yaml
 from perfcore.design import hardware
-from perfcore.design.hardware import Device, Node
+from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable
 from perfcore.errors import DesignError
 
@@ -56,6 +56,20 @@ def hardware_of(section: SystemSection, folder: Path, problems: Problems) -> tup
         with problems.at("system", "node"):
             device = hardware.device(node.device)
     return None if device is None or node is None else (device, node)
+
+
+def system_named(name: str, *, world_size: int) -> System:
+    """So many GPUs of a node of the catalogue, of a device's usual node, or of a node's own file.
+
+    Raises:
+        HardwareError: no such node or device, or whole machines do not make up the world.
+        ConfigError: mistakes in the file.
+    """
+    if not name.endswith(FILE_ENDINGS) and name in hardware.device_names():
+        found = hardware.device(name)
+        return System(found, hardware.default_node(name), world_size)
+    node = _node(name, Path())
+    return System(hardware.device(node.device), node, world_size)
 
 
 def sets(overrides: Sequence[str], path: str) -> bool:

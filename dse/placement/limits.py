@@ -79,7 +79,7 @@ def limited(problem: Problem, labels: Labels, document: Document[LimitsFile]) ->
     """
     problems, limits = Problems(document), document.value
     position = {name: t for t, name in enumerate(labels.tables)}
-    _check_names(limits, position, problem.num_ranks, problems)
+    check_names(limits, position, problem.num_ranks, problems)
     problems.check()
     allowed = _allowed(problem, limits, position)
     kept = _kept_options(problem, labels, limits, position, allowed)
@@ -95,7 +95,7 @@ def limited(problem: Problem, labels: Labels, document: Document[LimitsFile]) ->
     )
 
 
-def _check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int, problems: Problems) -> None:
+def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int, problems: Problems) -> None:
     """Every named table and rank exists; no table stays together with two groups."""
     for loc, name in _named_tables(limits):
         if name not in position:
@@ -126,14 +126,19 @@ def _named_tables(limits: LimitsFile) -> list[tuple[tuple[str | int, ...], str]]
 
 
 def _allowed(problem: Problem, limits: LimitsFile, position: Mapping[str, int]) -> Mask:
-    """`(t, r)`: ranks that each table may take, by its pins."""
     shape = (problem.num_tables, problem.num_ranks)
-    allowed = np.ones(shape, dtype=bool) if problem.allowed is None else problem.allowed.copy()
+    everywhere = np.ones(shape, dtype=bool) if problem.allowed is None else problem.allowed
+    return pinned(everywhere, limits, position)
+
+
+def pinned(allowed: Mask, limits: LimitsFile, position: Mapping[str, int]) -> Mask:
+    """`(t, r)`: of the ranks allowed so far those that pins leave to each table."""
+    left = allowed.copy()
     for entry in limits.pin:
-        chosen = np.zeros(problem.num_ranks, dtype=bool)
+        chosen = np.zeros(allowed.shape[1], dtype=bool)
         chosen[entry.ranks] = True
-        allowed[position[entry.table]] &= chosen
-    return allowed
+        left[position[entry.table]] &= chosen
+    return left
 
 
 def _kept_options(
@@ -239,7 +244,6 @@ def _reduced(
     cost, bytes_, host_bytes = _summed_shards(problem, options)
     lead = np.array([s[0] for s in options], dtype=np.int64)
     together = np.stack([allowed[list(g)].all(axis=0) for g in groups])
-    capacity, slowness = _ranks(problem, limits)
     host = problem.host_capacity_bytes
     if limits.host_gib is not None:
         host = np.minimum(host, limits.host_gib * BYTES_PER_GIB)
@@ -251,8 +255,8 @@ def _reduced(
         cost=cost,
         bytes=bytes_,
         host_bytes=host_bytes,
-        capacity_bytes=capacity,
-        slowness=slowness,
+        capacity_bytes=ranks_capacity(problem.capacity_bytes, limits),
+        slowness=_slowness(problem, limits),
         host_capacity_bytes=host,
         allowed=None if bool(together.all()) else together,
     )
@@ -274,16 +278,22 @@ def _summed_shards(problem: Problem, options: Sequence[tuple[int, ...]]) -> tupl
     return sums[0], sums[1], sums[2]
 
 
-def _ranks(problem: Problem, limits: LimitsFile) -> tuple[Array, Array]:
-    """`(r,)` capacity and slowness: a limit for all ranks lowers, one for some ranks replaces."""
-    capacity, slowness = problem.capacity_bytes.copy(), problem.slowness.copy()
+def ranks_capacity(capacity_bytes: Array, limits: LimitsFile) -> Array:
+    """`(r,)`: a limit for all ranks lowers the capacity, one for some ranks replaces it."""
+    capacity = capacity_bytes.copy()
     if limits.hbm_gib is not None:
         capacity = np.minimum(capacity, limits.hbm_gib * BYTES_PER_GIB)
     for entry in limits.ranks:
-        slowness[entry.ranks] = entry.slowness
         if entry.hbm_gib is not None:
             capacity[entry.ranks] = entry.hbm_gib * BYTES_PER_GIB
-    return capacity, slowness
+    return capacity
+
+
+def _slowness(problem: Problem, limits: LimitsFile) -> Array:
+    slowness = problem.slowness.copy()
+    for entry in limits.ranks:
+        slowness[entry.ranks] = entry.slowness
+    return slowness
 
 
 def _relabelled(

@@ -1,0 +1,195 @@
+"""What a person reads of a plan in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+
+from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
+from dse.report.words import number
+
+MAX_TABLES, MAX_RANKS, MAX_EVENTS = 10, 8, 12
+_TEXT = ("table", "kind", "short", "rather than", "ends with", "delays", "dearest tables")
+_NARROW, _NAME = 80, 14
+_ALIKE_MS = 5e-7
+_VARIABLE = ("column_wise", "table_column_wise", "grid_shard")
+ABBREVIATIONS = {
+    "table_wise": "TW",
+    "column_wise": "CW",
+    "row_wise": "RW",
+    "table_row_wise": "TWRW",
+    "table_column_wise": "TWCW",
+    "data_parallel": "DP",
+    "grid_shard": "GS",
+}
+
+
+def print_plan(report: PlanReport) -> None:
+    """Headline, events, kinds, ranks and the dearest tables."""
+    console = Console()
+    _headline(console, report)
+    console.print(_events(report))
+    console.print(_kinds(report))
+    console.print(_ranks(report))
+    console.print(_tables(console, report))
+
+
+def _headline(console: Console, report: PlanReport) -> None:
+    c = report.certificate
+    proof = (
+        "[green]proven optimal[/green]"
+        if c.proven
+        else f"at most [bold]{c.gap_pct:.2f} %[/bold] above the best (bound {number(c.lower_bound_ms)} ms)"
+    )
+    console.print(f"[bold]{number(c.objective_ms)} ms[/bold] {report.objective}, {proof}", highlight=False)
+    where = f"{_count(len(report.ranks), 'rank')} of {_count(report.machines, 'machine')}"
+    said = (
+        f"{report.title}: {_count(len(report.tables), 'table')} on {where}, in {number(c.wall_s, digits=2)} s"
+    )
+    console.print(said, highlight=False, markup=False)
+    for name, value in report.facts.items():
+        console.print(f"{name}: {value}", highlight=False, markup=False)
+
+
+def _events(report: PlanReport) -> Table:
+    table = _table("Events: each ends with its slowest rank", "event", "ms", "mean rank", "ends with")
+    order = [e for e in report.load_ms.max(axis=0).argsort(kind="stable")[::-1] if report.load_ms[:, e].any()]
+    for e in order[:MAX_EVENTS]:
+        load = report.load_ms[:, e]
+        alike = int((load >= load.max() * (1 - 1e-9)).sum())
+        more = f" and {alike - 1} more" if alike > 1 else ""
+        who = "all" if alike == len(load) else f"{load.argmax()}{more}"
+        table.add_row(report.events[e], number(float(load.max())), number(float(load.mean())), who)
+    rest = order[MAX_EVENTS:]
+    if rest:
+        table.add_row(f"{len(rest)} more", number(float(report.load_ms[:, rest].max(axis=0).sum())), "", "")
+    return table
+
+
+def _kinds(report: PlanReport) -> Table:
+    by_kind: dict[str, list[TableLine]] = defaultdict(list)
+    for line in report.tables:
+        by_kind[_kind(line)].append(line)
+    table = _table("How tables are split", "kind", "short", "tables", "shards", "GiB", "ms on all ranks")
+    for kind, lines in sorted(by_kind.items(), key=lambda item: -sum(t.all_ranks_ms for t in item[1])):
+        table.add_row(
+            kind,
+            _short_kind(lines[0]),
+            f"{len(lines):,}",
+            f"{sum(len(t.ranks) for t in lines):,}",
+            number(sum(t.hbm_gib for t in lines)),
+            number(sum(t.all_ranks_ms for t in lines)),
+        )
+    return table
+
+
+def _ranks(report: PlanReport) -> Table:
+    lines = sorted(report.ranks, key=lambda r: -r.load_ms)
+    few = len(lines) <= MAX_RANKS
+    shown = sorted(lines, key=lambda r: r.rank) if few else [*lines[: MAX_RANKS - 2], *lines[-2:]]
+    title = (
+        "Ranks" if few else f"Ranks: the {MAX_RANKS - 2} most loaded and the 2 least loaded of {len(lines):,}"
+    )
+    table = _table(title, "rank", "ms", "GiB", "of", "shards", "delays", "dearest tables")
+    for line in shown:
+        table.add_row(
+            f"{line.rank}",
+            number(line.load_ms),
+            number(line.hbm_gib, digits=3),
+            number(line.capacity_gib, digits=3),
+            f"{line.shards}",
+            _delays(line),
+            ", ".join(_cut(name, _NAME) for name in line.top[:2]),
+        )
+    return table
+
+
+def _delays(line: RankLine) -> str:
+    events = line.slowest_in
+    if len(events) > 1:
+        return f"{len(events)} events"
+    return _cut(events[0], 28) if events else "–"
+
+
+def _tables(console: Console, report: PlanReport) -> Table:
+    lines = report.dearest
+    title = "Tables" if len(lines) <= MAX_TABLES else f"Tables: the {MAX_TABLES} dearest of {len(lines):,}"
+    table = _table(title, "table", "kind", "ranks", "ms", "GiB", "rather than")
+    for line in lines[:MAX_TABLES]:
+        table.add_row(
+            _cut(line.name, _NAME),
+            _short_kind(line),
+            _ranks_of(line),
+            number(line.rank_ms, digits=3),
+            number(line.hbm_gib, digits=3),
+            why(line.others, most=2 if console.width <= _NARROW else 4),
+        )
+    return table
+
+
+def why(others: Iterable[OtherWay], *, most: int) -> str:
+    """The nearest other ways and what each would cost the plan; one of each sharding type."""
+    by_type: dict[str, OtherWay] = {}
+    for other in others:
+        by_type.setdefault(other.type, other)
+    return ", ".join(f"{short(o.type, o.shards)} {_change(o)}" for o in [*by_type.values()][:most])
+
+
+def _change(other: OtherWay) -> str:
+    if other.missing_gib > 0:
+        return (
+            "does not fit"
+            if math.isinf(other.missing_gib)
+            else f"lacks {number(other.missing_gib, digits=2)} GiB"
+        )
+    if abs(other.change_ms) < _ALIKE_MS:
+        return "as good"
+    sign = "+" if other.change_ms >= 0 else "−"
+    return f"{sign}{number(abs(other.change_ms), digits=2)} ms"
+
+
+def short(kind: str, shards: int) -> str:
+    """TorchRec's abbreviation, with the number of shards where that varies: `CW×4`."""
+    name = ABBREVIATIONS.get(kind, kind)
+    return f"{name}×{shards}" if kind in _VARIABLE else name
+
+
+def _short_kind(line: TableLine) -> str:
+    return short(line.type, len(line.ranks)) + _kernel(line)
+
+
+def _kind(line: TableLine) -> str:
+    pieces = f" × {len(line.ranks)}" if line.type in _VARIABLE else ""
+    return line.type + pieces + _kernel(line)
+
+
+def _kernel(line: TableLine) -> str:
+    return "" if line.kernel in ("fused", "dense", "") else f" {line.kernel}"
+
+
+def _ranks_of(line: TableLine) -> str:
+    ranks = sorted(set(line.ranks))
+    if ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}–{ranks[-1]}"
+    return _cut(",".join(map(str, ranks)), 11)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        justify: JustifyMethod = "left" if i == 0 or column in _TEXT else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
+    return table
