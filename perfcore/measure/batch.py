@@ -26,7 +26,8 @@ class Batch:
         dense: `(b, n)` float32.
         indices: per table `(l,)`, of the design's `index_dtype`; one tensor for all tables where they are batched.
         offsets: per table `(b,)` likewise, the start of each bag; one tensor where tables are batched
-            (`(t b,)`, sample by sample; for FBGEMM `(t b + 1,)`, table by table).
+            (`(t b,)`, sample by sample; for FBGEMM `(t b + 1,)`, table by table). Of several ranks the
+            lengths of the bags, `(t b,)` table by table, with all tables' indices in one tensor.
         labels: `(b, 1)` float32, 0 or 1.
         pinned: the tensors lie in pinned memory.
     """
@@ -62,7 +63,9 @@ def make_batch(design: Design, *, rng: np.random.Generator, device: str = "cpu")
     lengths = [bag_lengths(t.pooling_factor, size) for t in model.tables]
     rows = [zipf_rows(t, int(n.sum()), rng=rng) for t, n in zip(model.tables, lengths, strict=True)]
     labels = torch.from_numpy(rng.integers(0, 2, (size, 1)).astype(np.float32))
-    if uses_fbgemm(design):
+    if design.system.world_size > 1:
+        bags = [(np.concatenate(rows), np.concatenate(lengths))]
+    elif uses_fbgemm(design):
         bags = [(np.concatenate(rows), np.append(0, np.cumsum(np.concatenate(lengths))))]
     elif design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED:
         bags = [_batched(model.tables, rows, lengths)]

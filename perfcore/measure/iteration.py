@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from perfcore.design.design import Design
 from perfcore.design.training import EmbeddingFusion, Launches, Precision
 from perfcore.errors import UnsupportedError
 from perfcore.measure.model import Batch, Dlrm, build_model, make_batch, make_optimizers, numerics, train_step
+from perfcore.measure.peak import MemoryWatch
+from perfcore.measure.profiled import Profiled, profile_steps
 from perfcore.measure.table_batched import uses_fbgemm
 from perfcore.units import US_PER_MS, US_PER_S
 
@@ -35,10 +37,16 @@ class IterationSample:
     Attributes:
         iterations_us: spacing of consecutive iterations, warm-up dropped.
         warm_up: iterations that were dropped.
-        peak_memory_bytes: largest device memory allocated (CUDA), or resident set of the process (CPU).
+        peak_memory_bytes: largest device memory allocated (CUDA), or resident set of the process (CPU); of several
+            ranks, the largest.
         final_loss: the last iteration's training loss.
         clock: `cuda_events`, `cpu_time` (one thread) or `wall`.
         notes: where what ran differs from what the design says.
+        ranks: processes that trained together; an iteration ends when the last of them has ended.
+        added_memory_bytes: what building and training added to the memory, likewise.
+        op_us: time by class of op (`OpClass`) of rank 0, where it was profiled: of kernels on a GPU, of everything on
+            a CPU.
+        device_active_us: a GPU ran at least one kernel, where it was profiled.
     """
 
     iterations_us: tuple[float, ...]
@@ -47,6 +55,10 @@ class IterationSample:
     final_loss: float
     clock: str
     notes: tuple[str, ...] = ()
+    ranks: int = 1
+    added_memory_bytes: int = 0
+    op_us: dict[str, float] = field(default_factory=dict)
+    device_active_us: float | None = None
 
     @property
     def median_us(self) -> float:
@@ -78,12 +90,28 @@ def check_device(device: str) -> None:
 
 
 def measure_iteration(
-    design: Design, *, device: str = "cpu", min_iterations: int = 10, max_seconds: float = 10.0, seed: int = 0
+    design: Design,
+    *,
+    device: str = "cpu",
+    min_iterations: int = 10,
+    max_seconds: float = 10.0,
+    seed: int = 0,
+    profile: bool = False,
+    keep: Path | None = None,
 ) -> IterationSample:
     """Train the design for real and time its iterations.
 
     Runs until `min_iterations` are measured and half of `max_seconds` is used, or `max_seconds` is over with
     at least two iterations measured; a quarter of the time at most goes to warm-up.
+
+    Args:
+        design: on one device.
+        device: `cpu`, `cuda` or `cuda:<index>`.
+        min_iterations: to measure at least, time permitting.
+        max_seconds: for the iterations.
+        seed: of weights and input.
+        profile: run a few iterations more under the profiler, for times by class of op.
+        keep: base name of the profiler's files, a Kineto trace and an execution trace of the same iterations.
 
     Raises:
         UnsupportedError: no such device, more than one rank, or a fusion that the device lacks.
@@ -91,12 +119,13 @@ def measure_iteration(
     check_device(device)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # events and graphs belong to the current device
-    notes = _notes(design, device=device)
+    notes = run_notes(design, device=device)
     rng = np.random.default_rng(seed)
+    watch = MemoryWatch.begin(device)
     with numerics(design):
         model = build_model(design, device=device, seed=seed)
         batches = [make_batch(design, rng=rng, device=device) for _ in range(DISTINCT_BATCHES)]
-        step = _step(model, design, batches[0], device=device)
+        step = step_of(model, make_optimizers(model, design), design, batches[0], device=device)
         feed = cycle(batches)
         begin = time.perf_counter()
         warm_up = _warm_up(step, feed.__next__, device=device, seconds=max_seconds * WARM_UP_SHARE)
@@ -104,11 +133,44 @@ def measure_iteration(
         times, loss = _timed(
             step, feed.__next__, device=device, min_iterations=min_iterations, max_seconds=left
         )
+        peak, added = watch.peak_bytes(), watch.added_bytes()
+        middle = statistics.median(times)
+        profiled = explained(
+            lambda: step(next(feed)), design, device=device, median_us=middle, wanted=profile, keep=keep
+        )
     clock = "cuda_events" if device.startswith("cuda") else host_clock()[0]
-    return IterationSample(tuple(times), warm_up, _peak_memory_bytes(device), loss, clock, notes)
+    return IterationSample(
+        tuple(times),
+        warm_up,
+        peak,
+        loss,
+        clock,
+        notes,
+        added_memory_bytes=added,
+        op_us=profiled.op_us,
+        device_active_us=profiled.active_us,
+    )
 
 
-def _notes(design: Design, *, device: str) -> tuple[str, ...]:
+def explained(
+    run: Callable[[], object],
+    design: Design,
+    *,
+    device: str,
+    median_us: float,
+    wanted: bool,
+    keep: Path | None,
+) -> Profiled:
+    """What the profiler says, if it was asked; a captured iteration does not tell its ops."""
+    if not wanted and keep is None:
+        return Profiled({})
+    found = profile_steps(run, device=device, median_us=median_us, keep=keep)
+    captured = design.fusion.launches is Launches.CUDA_GRAPH and device.startswith("cuda")
+    return replace(found, op_us={}) if captured else found
+
+
+def run_notes(design: Design, *, device: str) -> tuple[str, ...]:
+    """Where what runs differs from what the design says."""
     notes = []
     if design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED and not uses_fbgemm(design):
         notes.append("tables in one bag with sparse gradients: no FBGEMM for them here")
@@ -121,8 +183,19 @@ def _notes(design: Design, *, device: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _step(model: Dlrm, design: Design, first: Batch, *, device: str) -> Step:
-    optimizers = make_optimizers(model, design)
+def step_of(
+    model: Dlrm,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    design: Design,
+    first: Batch,
+    *,
+    device: str,
+) -> Step:
+    """One iteration as the design launches it.
+
+    Raises:
+        UnsupportedError: it is to be captured and cannot be.
+    """
     if design.fusion.launches is Launches.CUDA_GRAPH and device.startswith("cuda"):
         step = _captured(lambda batch: train_step(model, optimizers, batch), first, device=device)
     else:
@@ -188,7 +261,7 @@ def _timed(
     step: Step, feed: Callable[[], Batch], *, device: str, min_iterations: int, max_seconds: float
 ) -> tuple[list[float], float]:
     """Spacings between the ends of iterations (µs) and the last loss; the host is never made to wait."""
-    mark, spacings = _marker(device)
+    mark, spacings = marker(device)
     begin = time.perf_counter()
     mark()
     done = 0
@@ -201,8 +274,13 @@ def _timed(
             return spacings(), float(loss)
 
 
-def _marker(device: str) -> tuple[Callable[[], None], Callable[[], list[float]]]:
-    """How to mark an iteration's end, and how to read the spacings of all marks in µs."""
+def marker(device: str, *, wall: bool = False) -> tuple[Callable[[], None], Callable[[], list[float]]]:
+    """How to mark an iteration's end, and how to read the spacings of all marks in µs.
+
+    Args:
+        device: what runs the iterations.
+        wall: on a CPU, count also the time in which this process waits for others.
+    """
     if device.startswith("cuda"):
         events: list[torch.cuda.Event] = []
 
@@ -216,7 +294,7 @@ def _marker(device: str) -> tuple[Callable[[], None], Callable[[], list[float]]]
 
         return record, elapsed
     clocks: list[float] = []
-    _, clock = host_clock()
+    clock = time.perf_counter if wall else host_clock()[1]
     return lambda: clocks.append(clock()), lambda: [(b - a) * US_PER_S for a, b in pairwise(clocks)]
 
 
@@ -228,9 +306,3 @@ def host_clock() -> tuple[str, Callable[[], float]]:
 def _synchronize(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-
-
-def _peak_memory_bytes(device: str) -> int:
-    if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

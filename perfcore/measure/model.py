@@ -40,7 +40,14 @@ class Dlrm(nn.Module):
         bf16: the forward pass runs under `torch.autocast`.
     """
 
-    def __init__(self, design: Design, *, device: str, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        design: Design,
+        *,
+        device: str,
+        generator: torch.Generator,
+        bags: Sequence[nn.Module] | None = None,
+    ) -> None:
         super().__init__()
         model, fusion = design.model, design.fusion
         self.device, self.bf16 = torch.device(device), design.training.precision is Precision.BF16
@@ -48,7 +55,9 @@ class Dlrm(nn.Module):
         fused = fusion.mlp is MlpFusion.FUSED
         widths = (model.num_dense_features, *model.bottom_hidden, model.embedding_dim)
         self.bottom = nn.Sequential(*_relu_layers(widths, fused=fused, device=device, generator=generator))
-        self.bags = nn.ModuleList(_bags(design, device=device, generator=generator))
+        if bags is None:
+            bags = _bags(design, device=device, generator=generator)
+        self.bags = nn.ModuleList(bags)
         self.interaction = _interaction(design, device=device, generator=generator)
         widths = (interaction_width(model), *model.top_hidden)
         self.top = nn.Sequential(
@@ -77,6 +86,9 @@ class Dlrm(nn.Module):
             pooled = [p.float() for p in pooled]
         out: Tensor = self.top(self.interaction(dense, pooled))
         return out
+
+    def finish_gradients(self) -> None:
+        """Nothing: one device has all of its gradients when the backward pass ends."""
 
 
 def build_model(design: Design, *, device: str = "cpu", seed: int = 0) -> Dlrm:
@@ -111,6 +123,7 @@ def train_step(model: Dlrm, optimizers: tuple[torch.optim.Optimizer, ...], batch
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
+    model.finish_gradients()
     for optimizer in optimizers:
         optimizer.step()
     return loss.detach()

@@ -58,7 +58,7 @@ def rows_optimizer(params: Iterable[nn.Parameter], optimizer: Optimizer) -> torc
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulator per row: `s += mean(g^2)`, `w -= lr g / (sqrt(s) + eps)`; sparse gradients only."""
+    """Adagrad with one accumulator per row: `s += mean(g^2)`, `w -= lr g / (sqrt(s) + eps)`."""
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float, eps: float = ROWWISE_EPS) -> None:
         super().__init__(params, {"lr": lr, "eps": eps})
@@ -77,6 +77,10 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     @staticmethod
     def _update(param: Tensor, accumulated: Tensor, *, lr: float, eps: float) -> None:
         assert param.grad is not None
+        if not param.grad.is_sparse:
+            accumulated.add_(param.grad.float().square().mean(1))
+            param.sub_((lr * param.grad.float() / (accumulated.sqrt() + eps)[:, None]).to(param.dtype))
+            return
         grad = param.grad.coalesce()
         rows, values = grad.indices()[0], grad.values()
         accumulated.index_add_(0, rows, values.float().square().mean(1))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from perfcore.design.design import Design
-from perfcore.design.sharding import ShardingPlan
+from perfcore.design.sharding import ShardingPlan, ShardingType
 from perfcore.design.training import Optimizer, Precision
 from perfcore.errors import DesignError
 
@@ -33,8 +33,16 @@ def reduce_design(
     max_batch: int | None = None,
     max_rows: int | None = None,
     max_table_bytes: float | None = None,
+    ranks: int = 1,
 ) -> Reduced:
-    """The design on one device: all tables whole, one rank's samples, batch and rows capped.
+    """The design with batch and rows capped: on one device (all tables whole, one rank's samples), or on all its ranks.
+
+    Args:
+        design: what was asked.
+        max_batch: cap on the samples of a rank.
+        max_rows: cap on the rows of a table.
+        max_table_bytes: cap on the bytes of all tables, copies on several ranks included.
+        ranks: 1, or the design's world size.
 
     Raises:
         DesignError: a cap is below one, or no cap on the rows meets `max_table_bytes`.
@@ -44,12 +52,19 @@ def reduce_design(
             raise DesignError(f"`{name} >= 1` must hold, but got {name}={value}.")
     notes = []
     batch = min(design.local_batch, max_batch or design.local_batch)
-    if design.system.world_size > 1:
+    if design.system.world_size > ranks:
         notes.append(
             f"one device with one rank's batch instead of {design.system.world_size}, no collectives"
         )
     if batch < design.local_batch:
         notes.append(f"batch capped to {batch} of {design.local_batch}")
+    if ranks == 1:
+        design = replace(
+            design,
+            training=replace(design.training, global_batch=design.local_batch),
+            sharding=ShardingPlan.on_one_rank(design.model),
+            system=replace(design.system, world_size=1),
+        )
     rows = _row_cap(design, max_rows=max_rows, max_table_bytes=max_table_bytes)
     capped = sum(t.num_embeddings > rows for t in design.model.tables)
     if capped:
@@ -59,9 +74,7 @@ def reduce_design(
     reduced = replace(
         design,
         model=model,
-        training=replace(design.training, global_batch=batch),
-        sharding=ShardingPlan.on_one_rank(model),
-        system=replace(design.system, world_size=1),
+        training=replace(design.training, global_batch=batch * ranks),
     )
     return Reduced(reduced, tuple(notes))
 
@@ -72,11 +85,16 @@ def free_memory_bytes() -> int:
 
 
 def table_bytes(design: Design, *, max_rows: int) -> float:
-    """Bytes of the tables and their optimizer's state, with at most `max_rows` rows each."""
+    """Bytes of the tables and their optimizer's state on all ranks, with at most `max_rows` rows each."""
     model, training = design.model, design.training
     element = 2 if training.table_precision is Precision.BF16 else 4
+    copies = [
+        design.system.world_size if placed.type is ShardingType.DATA_PARALLEL else 1
+        for placed in design.sharding.tables
+    ]
     elements = sum(
-        min(t.num_embeddings, max_rows) * d for t, d in zip(model.tables, model.table_dims, strict=True)
+        min(t.num_embeddings, max_rows) * d * n
+        for t, d, n in zip(model.tables, model.table_dims, copies, strict=True)
     )
     return float(elements * element * TABLE_COPIES[training.table_optimizer])
 
