@@ -1,0 +1,171 @@
+"""A placement with the proof of how good it is: the search for a plan, and the bound that no plan goes below."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from dse.placement.bound import Bound, lower_bound
+from dse.placement.dominance import Reduced, reduced
+from dse.placement.exact import MOST_COLUMNS, size_of, solve_exactly
+from dse.placement.problem import Array, Assignment, Problem, loads_of
+
+# An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
+PROVEN = 1e-5
+# Shares of the time limit: for the first search, and for the bound with whole numbers.
+_SEARCH, _BOUND = 0.35, 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certified:
+    """An assignment and what is known of it.
+
+    Attributes:
+        assignment: the best found; where nothing fits, the one with the least overflow.
+        objective: of the assignment.
+        lower_bound: no feasible assignment is below; infinite when it is proven that there is none.
+        feasible: the assignment is within all memory.
+        wall_s: time spent.
+        option_weights: `(o,)` share of each option in the relaxation: what a plan without ranks would choose.
+    """
+
+    assignment: Assignment
+    objective: float
+    lower_bound: float
+    feasible: bool
+    wall_s: float
+    option_weights: Array
+
+    @property
+    def gap_pct(self) -> float:
+        """By how much the objective may at most exceed the best one, in percent of the bound."""
+        if not self.feasible:
+            return np.inf
+        if self.objective <= self.lower_bound:
+            return 0.0
+        return 100.0 * (self.objective / self.lower_bound - 1.0) if self.lower_bound > 0 else np.inf
+
+    @property
+    def proven(self) -> bool:
+        """The assignment is the best there is, or it is proven that none fits."""
+        return self.gap_pct <= 100.0 * PROVEN if self.feasible else bool(np.isinf(self.lower_bound))
+
+
+def certify(
+    problem: Problem, *, time_limit_s: float = 10.0, seed: int = 0, start: Assignment | None = None
+) -> Certified:
+    """Place the tables and prove how far from the best the placement can be.
+
+    What cannot matter is dropped, a linear program bounds the objective and suggests options, local search places the
+    shards; then whole numbers tighten the bound, and small problems are solved to the end. Within the time limit;
+    the same seed gives the same answer as long as no step is cut off by it.
+
+    Args:
+        problem: what to place.
+        time_limit_s: of everything together, roughly.
+        seed: of the local search.
+        start: an assignment to improve on; the result is never worse than a feasible one.
+    """
+    began = time.perf_counter()
+    run = _Run(reduced(problem), began + time_limit_s, seed)
+    run.relax(0.0)
+    run.search(_SEARCH * time_limit_s, start)
+    if not run.closed:
+        run.relax(min(_BOUND * time_limit_s, run.left_s))
+    if not run.closed and size_of(run.problem) <= MOST_COLUMNS:
+        run.solve()
+    elif not run.closed:
+        run.search(run.left_s, None)
+    best = run.smaller.original(run.best)
+    if start is not None and _better(problem, start, best):
+        best = start
+    loads = loads_of(problem, best)
+    weights = np.zeros(problem.num_options)
+    if run.bound.weights is not None:
+        weights[run.smaller.option] = run.bound.weights
+    return Certified(
+        assignment=best,
+        objective=loads.objective,
+        lower_bound=run.bound.value,
+        feasible=_fits(problem, best),
+        wall_s=time.perf_counter() - began,
+        option_weights=weights,
+    )
+
+
+class _Run:
+    """The state of one call: the smaller problem, the best assignment, the best bound."""
+
+    def __init__(self, smaller: Reduced, until: float, seed: int) -> None:
+        self.smaller, self.problem, self._until, self._seed = smaller, smaller.problem, until, seed
+        self.bound = Bound(0.0, None, None)
+        self.best: Assignment
+
+    @property
+    def left_s(self) -> float:
+        return max(self._until - time.perf_counter(), 0.0)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing better exists."""
+        if np.isinf(self.bound.value):
+            return True
+        return _fits(self.problem, self.best) and self._objective <= self.bound.value * (1 + PROVEN)
+
+    @property
+    def _objective(self) -> float:
+        return loads_of(self.problem, self.best).objective
+
+    def relax(self, time_limit_s: float) -> None:
+        """Bound the objective without ranks."""
+        found = lower_bound(self.problem, time_limit_s=time_limit_s)
+        known = self.bound
+        weights = known.weights if known.weights is not None else found.weights
+        self.bound = Bound(max(known.value, found.value), weights, found.events)
+
+    def search(self, time_limit_s: float, start: Assignment | None) -> None:
+        """Improve the best assignment by local search."""
+        from dse.placement.solve import search
+
+        known = self.smaller.translated(start) if start is not None else getattr(self, "best", None)
+        found = search(
+            self.problem,
+            seed=self._seed,
+            time_limit_s=time_limit_s,
+            start=known,
+            options=_most_weight(self.problem, self.bound.weights),
+            enough=self.bound.value * (1 + PROVEN / 2),
+        )
+        if known is None or _better(self.problem, found, known):
+            self.best = found
+        else:
+            self.best = known
+
+    def solve(self) -> None:
+        """Branch and bound to the end, or to the time limit."""
+        fits = _fits(self.problem, self.best)
+        below = self._objective if fits else np.inf
+        found = solve_exactly(self.problem, below=below, bound=self.bound.value, time_limit_s=self.left_s)
+        if found.assignment is not None and _better(self.problem, found.assignment, self.best):
+            self.best = found.assignment
+        self.bound = Bound(found.bound, self.bound.weights, self.bound.events)
+
+
+def _most_weight(problem: Problem, weights: Array | None) -> Array | None:
+    """`(t,)` the option with the largest share of each table."""
+    if weights is None:
+        return None
+    parts = np.split(weights, problem.first_option[1:-1])
+    return problem.first_option[:-1] + np.array([int(np.argmax(p)) for p in parts])
+
+
+def _fits(problem: Problem, assignment: Assignment) -> bool:
+    return loads_of(problem, assignment).overflow_bytes(problem) <= 0.0
+
+
+def _better(problem: Problem, a: Assignment, b: Assignment) -> bool:
+    ours, theirs = loads_of(problem, a), loads_of(problem, b)
+    over = ours.overflow_bytes(problem), theirs.overflow_bytes(problem)
+    return (over[0], ours.objective) < (over[1], theirs.objective)
