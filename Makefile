@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup run test lint check bench studies profiles accuracy validate-cpu clean
+.PHONY: setup run test lint check bench bench-placement studies profiles accuracy validate-cpu clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test: lint                 ## lint, types, import rules, tests
 
 bench: $(READY)            ## rates and ratios; nothing fails on time
 	$(BIN)/pytest tests/bench --benchmark-enable --benchmark-only
+
+bench-placement: $(READY)  ## placements against their targets, into docs/placement.md
+	$(BIN)/python tests/bench/placement.py --document docs/placement.md
 
 studies: $(READY)          ## re-run every study
 	for study in studies/*/run.py; do $(BIN)/python $$study || exit 1; done

@@ -10,7 +10,7 @@ from dse.errors import DseError, NoFeasibleCandidateError
 from dse.placement.instance import Objective, read_instance
 from dse.placement.labels import Labels, labels_of
 from dse.placement.limits import Limited, limited, read_limits, unlimited
-from dse.placement.problem import Assignment, Problem, loads_of
+from dse.placement.problem import Assignment, Problem
 from dse.placement.report import Certificate, PlanReport, report_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def planned(
     document = None if limits is None else read_limits(limits)
     under = unlimited(problem, labels) if document is None else limited(problem, labels, document)
     found = certify(under.problem, time_limit_s=time_limit_s, seed=seed)
-    if loads_of(under.problem, found.assignment).overflow_bytes(under.problem) > 0:
+    if not found.feasible:
         raise _refusal(problem, labels, under, document, found.assignment, seed=seed)
     return report_of(
         problem,

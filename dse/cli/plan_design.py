@@ -1,0 +1,230 @@
+"""`dse plan DESIGN`: the tables of a design, by its predicted iteration time."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dse.errors import NoFeasibleCandidateError, StorageError
+from dse.placement.report import Certificate, OtherWay, PlanReport, RankLine, TableLine
+from dse.placement.report_files import DESIGN
+from perfcore.units import BYTES_PER_GIB, US_PER_MS
+
+if TYPE_CHECKING:
+    from dse.placement.certify import Alternative, CertifiedPlan, TableChoice
+    from perfcore.design.design import Design
+    from perfcore.predictor import Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be planned, and how.
+
+    Attributes:
+        path: the design file.
+        overrides: `section.key=value` each.
+        profile: prices it; the device's own if `None`.
+        limits: a file of limits.
+        time_limit_s: for solver and bound.
+        seed: of the search.
+    """
+
+    path: Path
+    overrides: tuple[str, ...]
+    profile: str | None
+    limits: Path | None
+    time_limit_s: float
+    seed: int
+
+
+def planned(request: Request, imported: Path | None) -> PlanReport:
+    """The report of the best placement found; beside it what an imported plan would take.
+
+    Raises:
+        ConfigError: mistakes in the design or the limits.
+        NoFeasibleCandidateError: nothing fits.
+        SpaceError: the imported plan is none of this design.
+    """
+    design, predictor = _load(request)
+    found = _certified(request, design, predictor)
+    facts = {
+        "bound by": found.bound_by,
+        "fullest rank": _memory(design, found),
+        "profile": predictor.profile.name,
+    }
+    if imported is not None:
+        facts[f"imported plan {imported.name}"] = _imported(imported, design, predictor, found)
+    return report_of_plan(found, title=request.path.name, facts=facts, local=design.system.local_world_size)
+
+
+def export(request: Request, out: Path | None) -> None:
+    """Write the program that builds the plan in TorchRec's terms."""
+    from dataclasses import replace
+
+    from dse.placement.torchrec import export_plan
+
+    design, predictor = _load(request)
+    found = _certified(request, design, predictor)
+    text = export_plan(replace(design, sharding=found.plan))
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise StorageError(f"{out} cannot be written: {err.strerror or err}.") from err
+    typer.echo(f"{out}: {found.iteration_time_us / US_PER_MS:.3f} ms an iteration", err=True)
+
+
+def compare(request: Request, *, as_json: bool) -> None:
+    """TorchRec's planner beside this one, priced alike."""
+    from dse.errors import DseError
+    from dse.placement.torchrec import compare_design
+
+    if request.limits is not None:
+        raise DseError("--limits and --compare exclude one another: TorchRec's planner knows no such limits.")
+    design, predictor = _load(request)
+    found = compare_design(design, time_limit_s=request.time_limit_s, seed=request.seed, predictor=predictor)
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        for line in found.lines():
+            typer.echo(line)
+
+
+def report_of_plan(found: CertifiedPlan, *, title: str, facts: dict[str, str], local: int) -> PlanReport:
+    """A design's plan as the report; `local` ranks make up a machine."""
+    tables = tuple(_table_line(choice) for choice in found.tables)
+    return PlanReport(
+        title=title,
+        objective=DESIGN,
+        certificate=Certificate(
+            found.iteration_time_us / US_PER_MS,
+            found.lower_bound_us / US_PER_MS,
+            found.certified_gap_pct,
+            found.proven,
+            found.wall_s,
+        ),
+        events=found.events,
+        load_ms=found.load_us / US_PER_MS,
+        ranks=_rank_lines(found, tables, local),
+        tables=tables,
+        facts=facts,
+    )
+
+
+def _table_line(choice: TableChoice) -> TableLine:
+    all_ranks_ms = choice.load_us / US_PER_MS
+    return TableLine(
+        name=choice.table,
+        type=str(choice.type),
+        kernel="",
+        ranks=choice.ranks,
+        events_ms={},
+        rank_ms=all_ranks_ms / len(set(choice.ranks)),
+        all_ranks_ms=all_ranks_ms,
+        hbm_gib=choice.bytes / BYTES_PER_GIB,
+        bound_by="",
+        together=(),
+        others=tuple(_other(a) for a in choice.alternatives),
+    )
+
+
+def _other(found: Alternative) -> OtherWay:
+    fits = found.iteration_time_us != float("inf")
+    return OtherWay(
+        type=str(found.type),
+        kernel="",
+        shards=len(found.ranks),
+        change_ms=found.effect_us / US_PER_MS if fits else 0.0,
+        missing_gib=0.0 if fits else float("inf"),
+    )
+
+
+def _rank_lines(found: CertifiedPlan, tables: tuple[TableLine, ...], local: int) -> tuple[RankLine, ...]:
+    load = found.load_us / US_PER_MS
+    slowest = (load >= load.max(axis=0) * (1 - 1e-9)) & (load.max(axis=0) > load.min(axis=0))
+    shards = Counter(r for t in tables for r in t.ranks)
+    dearest = sorted(tables, key=lambda t: -t.rank_ms)
+    return tuple(
+        RankLine(
+            rank=r,
+            machine=r // local,
+            load_ms=float(load[r].sum()),
+            hbm_gib=float(found.hbm_bytes[r]) / BYTES_PER_GIB,
+            capacity_gib=float(found.capacity_bytes[r]) / BYTES_PER_GIB,
+            shards=shards[r],
+            slowest_in=tuple(name for e, name in enumerate(found.events) if slowest[r, e]),
+            top=tuple(t.name for t in dearest if r in t.ranks)[:3],
+        )
+        for r in range(len(load))
+    )
+
+
+def _memory(design: Design, found: CertifiedPlan) -> str:
+    rank = int(found.total_hbm_bytes.argmax())
+    used, there = (b / BYTES_PER_GIB for b in (found.total_hbm_bytes[rank], design.system.device.hbm_bytes))
+    return f"{rank}, {used:.1f} of {there:.1f} GiB with everything else of the job"
+
+
+def _imported(path: Path, design: Design, predictor: Predictor, found: CertifiedPlan) -> str:
+    from dataclasses import replace
+
+    from dse.placement.torchrec import read_plan
+
+    theirs = predictor.predict(replace(design, sharding=read_plan(path, design)))
+    slower = 100 * (theirs.iteration_time_us / found.iteration_time_us - 1)
+    said = f"{theirs.iteration_time_us / US_PER_MS:.3f} ms an iteration, {slower:+.1f} % beside this plan"
+    lacks = theirs.shortfall_bytes / BYTES_PER_GIB
+    return said if theirs.fits else f"{said}; it does not fit, {lacks:.1f} GiB are missing"
+
+
+def _load(request: Request) -> tuple[Design, Predictor]:
+    from dse.config import load_design
+    from perfcore.design.sharding import ShardingPlan
+    from perfcore.predictor import Predictor
+    from perfcore.profile.profile import load_profile, profile_for
+
+    def anywhere(model: Any, *_: Any) -> ShardingPlan:
+        return ShardingPlan.on_one_rank(model)  # the planner looks for its own
+
+    design = load_design(request.path, overrides=list(request.overrides), place=anywhere)
+    device, node = design.system.device, design.system.node
+    name = request.profile
+    return design, Predictor(
+        load_profile(name, device=device, node=node) if name else profile_for(device, node)
+    )
+
+
+def _certified(request: Request, design: Design, predictor: Predictor) -> CertifiedPlan:
+    from dse.placement.certify import plan_design
+
+    transform = _transform(request, design)
+    try:
+        return plan_design(
+            design,
+            predictor=predictor,
+            seed=request.seed,
+            time_limit_s=request.time_limit_s,
+            limits=transform,
+        )
+    except NoFeasibleCandidateError:
+        from dse.cli.plan_remedies import refused
+
+        raise refused(design, predictor, transform, seed=request.seed) from None
+
+
+def _transform(request: Request, design: Design) -> Callable[[Any], Any] | None:
+    if request.limits is None:
+        return None
+    from dse.placement.design_limits import design_transform
+    from dse.placement.limits import read_limits
+
+    names = [t.name for t in design.model.tables]
+    return design_transform(read_limits(request.limits), names, num_ranks=design.system.world_size)
