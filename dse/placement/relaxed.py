@@ -1,0 +1,414 @@
+"""A design's iteration on one rank that stands for all: paths through it bound the iteration time of every plan.
+
+The iteration time is the largest cycle mean of a max-plus product: a maximum over cycles through the steps of all
+ranks, of a sum of durations. Fix which kinds of sharding occur at all (a *class*): then every rank runs the
+same list of steps, but for ops of kinds that it holds no shard of. A cycle changes rank only at a collective. So the
+steps that it takes between two collectives (a *segment*) may be taken on any rank, and
+
+    iteration time >= constant + Σ_segments weight · max over ranks of Σ_launches duration + Σ_collectives weight · transfer
+
+for every cycle (a *cut*), whatever the plan. Three things make this hold on the one rank that stands for all:
+
+- *Sure* ops are those of kinds that the rank chosen in a segment holds. Kinds on all ranks (row_wise, data_parallel) are
+  sure. The fullest rank of a segment may be taken to hold the only other kind: kinds on all ranks add the same
+  everywhere (the bound counts their smallest part), so a rank without a shard of it is no fuller. With two
+  other kinds (table_wise beside table_row_wise, on several machines) neither is sure.
+- Of an op that is not sure, only what stays on one clock counts: its launches lengthen their stream by their shards'
+  part, without launch, gap or host time. A rank that lacks the op has no such shards.
+- Ops for each table (embeddings that are not batched) count on the clock that they stay on: the diagonal of their
+  max-plus matrices adds up along the tables of a rank, as a product's diagonal is at least the sum of the diagonals.
+
+Letters: p probes, v variables, S steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.placement.design_options import FLAGS, Options
+from dse.placement.problem import Array, Ints, Mask
+from dse.placement.shard_costs import PLACED, LaunchCost, OpCost, ShardCosts, replaced, single_rank_dims
+from perfcore.cost.model import CostModel
+from perfcore.design.sharding import Shards
+from perfcore.errors import UnsupportedError
+from perfcore.graph.dlrm import DlrmBuilder
+from perfcore.graph.kernels import Collective, resolve, with_dims
+from perfcore.graph.ops import Op, WorkloadGraph
+from perfcore.maxplus import fold, steady_state
+from perfcore.overheads import OverheadTable
+from perfcore.steps import CLOCKS, HOST_CLOCK, STEP, Opcode, Steps, compile_steps
+from perfcore.walk import deciding_clocks
+
+POOLED, ROW_SPLIT, STAGED, REPLICATED = range(len(FLAGS))
+_COMPUTE = 1
+
+
+class Role(IntEnum):
+    """What the shards of a plan make of a variable."""
+
+    RANK = 0  # µs: base + the sum over a rank's shards, + what every rank sees
+    FULLEST = 1  # bytes: base + the largest such sum over ranks
+    TOTAL = 2  # bytes: base + what every rank sees
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A duration, or bytes of a collective, that the plan decides.
+
+    Attributes:
+        label: op name.
+        role: how shards add up.
+        base: whatever the shards.
+        each: `(p,)` what a shard adds to its rank.
+        everywhere: `(p,)` what a shard adds to every rank.
+        collective: the kernel of a collective.
+    """
+
+    label: str
+    role: Role
+    base: float
+    each: Array
+    everywhere: Array
+    collective: Collective | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One cycle: the iteration time of any plan of the class is at least `value`.
+
+    Attributes:
+        constant_us: what no plan changes.
+        segments: weight and variables of each stretch between collectives; a variable may occur more than once.
+        transfers: weight by variable of the collectives passed.
+    """
+
+    constant_us: float
+    segments: tuple[tuple[float, tuple[int, ...]], ...]
+    transfers: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The steps of one class of plans on the rank that stands for all.
+
+    Attributes:
+        kinds: positions in `FLAGS`, of the class.
+        table: `(S,)` records of `perfcore.steps.STEP`; launches numbered through.
+        constant_us: `(S,)` duration or host time of steps that no plan changes.
+        variable: `(S,)` the variable of a step, -1 where it is constant.
+        variables: `(v,)`.
+    """
+
+    kinds: tuple[int, ...]
+    table: NDArray[Any]
+    constant_us: Array
+    variable: Ints
+    variables: tuple[Variable, ...]
+
+    def cut(self, values_us: Array) -> tuple[float, Cut]:
+        """The iteration time at `(v,)` durations, and the cycle that decides it."""
+        steps = self._steps(values_us)
+        state = np.empty(CLOCKS)
+        period_us, root = steady_state(fold(steps)[0], state)
+        sources = deciding_clocks(steps.table, steps.durations_us, steps.masks, 0, state)[:, 0]
+        rows, laps = self._cycle(sources, int(root))
+        return period_us, self._cut(rows, laps, period_us, values_us)
+
+    def _steps(self, values_us: Array) -> Steps:
+        table = self.table.copy()
+        us = np.where(self.variable >= 0, values_us[self.variable], self.constant_us)
+        table["us"] = np.where(table["opcode"] == Opcode.HOST, us, 0.0)
+        launched = table["launch"] >= 0
+        return Steps(
+            table=table,
+            durations_us=np.ascontiguousarray(us[launched])[:, None, None],
+            masks=np.zeros((0, 1, 1), dtype=bool),
+            op_names=(),
+            launch_ops=(),
+            communicates=np.zeros(int(launched.sum()), dtype=bool),
+        )
+
+    def _cycle(self, sources: Ints, root: int) -> tuple[list[int], int]:
+        """Steps of the critical cycle in order of time, and the iterations that it spans."""
+        targets = self.table["target"].tolist()
+        by_clock: dict[int, int] = {}
+        laps: list[list[int]] = []
+        at = root
+        while at not in by_clock:
+            by_clock[at] = len(laps)
+            lap = []
+            for i in range(len(targets) - 1, -1, -1):
+                if targets[i] == at:
+                    lap.append(i)
+                    at = int(sources[i])
+            laps.append(lap[::-1])
+        cycle = laps[by_clock[at] :][::-1]
+        return [i for lap in cycle for i in lap], len(cycle)
+
+    def _cut(self, rows: Sequence[int], laps: int, period_us: float, values_us: Array) -> Cut:
+        """Segments between the collectives of a cycle; it may begin anywhere, so the first joins the last."""
+        segments: list[list[int]] = [[]]
+        transfers: dict[int, float] = {}
+        passed = False
+        for i in rows:
+            v = int(self.variable[i])
+            if self.table["opcode"][i] == Opcode.COLLECTIVE:
+                passed = True
+                segments.append([])
+                if v >= 0:
+                    transfers[v] = transfers.get(v, 0.0) + 1.0 / laps
+            elif v >= 0:
+                segments[-1].append(v)
+        if passed:
+            segments[0] = [*segments.pop(), *segments[0]]
+        weights: dict[tuple[int, ...], float] = {}
+        for segment in segments:
+            if segment:
+                key = tuple(sorted(segment))
+                weights[key] = weights.get(key, 0.0) + 1.0 / laps
+        varying = sum(w * values_us[list(key)].sum() for key, w in weights.items())
+        varying += sum(w * values_us[v] for v, w in transfers.items())
+        return Cut(
+            float(period_us - varying),
+            tuple((w, key) for key, w in weights.items()),
+            tuple((w, v) for v, w in transfers.items()),
+        )
+
+
+def program_of(
+    options: Options,
+    kinds: tuple[int, ...],
+    costs: ShardCosts,
+    cost: CostModel,
+    overheads: OverheadTable,
+) -> Program:
+    """The steps of all plans that have shards of exactly these kinds.
+
+    Args:
+        options: of the design.
+        kinds: positions in `FLAGS`; at most as many as there are tables.
+        costs: of all probes.
+        cost: prices kernels.
+        overheads: host times of ops.
+
+    Raises:
+        UnsupportedError: the ops of a class do not follow those of its shards.
+    """
+    graph = _reference_graph(options, kinds)
+    return _Builder(graph, options, kinds, costs).program(_constants_us(graph, cost), overheads)
+
+
+def _reference_graph(options: Options, kinds: tuple[int, ...]) -> WorkloadGraph:
+    """The iteration of a plan with all kinds on rank 0, and on rank 1 those that are on every rank."""
+    dims, structure = single_rank_dims(options)
+    return DlrmBuilder(replaced(dims, shards=reference_shards(options, kinds))).graph(structure)
+
+
+def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
+    """`(1, 2, t)`: tables take the kinds in turn; row_split and replicated are on both ranks, the others on rank 0."""
+    model = options.design.model
+    tables = len(model.tables)
+    flag = np.array([kinds[t % len(kinds)] for t in range(tables)])
+    both = np.isin(flag, (ROW_SPLIT, REPLICATED))
+    held = np.stack([np.ones(tables, dtype=bool), both])[None]
+    rows = np.array([float(t.num_embeddings) for t in model.tables])
+    pooling = np.array([t.pooling_factor for t in model.tables])
+    # Lookups of a whole table are those of its row parts together, its columns those of all machines.
+    local = np.where(flag == STAGED, float(options.design.system.local_world_size), 1.0)
+    parts = np.where(flag == ROW_SPLIT, 2.0, local)
+    return Shards(
+        rows=held * np.maximum(rows / parts, 1.0),
+        dim=held * np.array(model.table_dims, dtype=np.float64) * local,
+        pooling=held * pooling / parts,
+        skew=np.broadcast_to([t.skew for t in model.tables], held.shape),
+        **{name: held & (flag == i) for i, name in enumerate(FLAGS)},
+    )
+
+
+def replicated_in_reference(options: Options, kinds: tuple[int, ...]) -> Mask:
+    """`(t,)`: tables that `reference_shards` replicates."""
+    tables = len(options.design.model.tables)
+    return np.array([kinds[t % len(kinds)] == REPLICATED for t in range(tables)])
+
+
+def _constants_us(graph: WorkloadGraph, cost: CostModel) -> list[Array]:
+    """Durations of launches `(1, 1 or 2)`; those that plans decide are 0, for they are replaced."""
+    kernels = [
+        None if region.name in PLACED and not (region.name == "input_exchange" and k == 0) else resolve(x.kernel)
+        for region in graph.regions
+        for k, op in enumerate(region.ops)
+        for x in op.launches
+    ]
+    durations = iter(cost.predict_us([k for k in kernels if k is not None]))
+    return [np.zeros((1, 1)) if k is None else next(durations) for k in kernels]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an op of the reference graph comes from."""
+
+    region: str
+    position: int
+    op: Op | None
+
+
+class _Builder:
+    """Turns the steps of a reference plan's rank 0 into a program."""
+
+    def __init__(
+        self, graph: WorkloadGraph, options: Options, kinds: tuple[int, ...], costs: ShardCosts
+    ) -> None:
+        self._graph, self._options, self._kinds, self._costs = graph, options, kinds, costs
+        self._of_class = np.isin(options.probe_flag, kinds)
+        self._variables: list[Variable] = []
+        self._rows: list[tuple[Any, float, int]] = []
+        self._places = _places(graph)
+        self._op_costs = {name: self._aligned(name) for name in costs.ops}
+        self._unsure = {POOLED, STAGED} <= set(kinds)
+
+    def program(self, constants_us: Sequence[Array], overheads: OverheadTable) -> Program:
+        """The program with its variables."""
+        steps = compile_steps(self._graph, constants_us, overheads)
+        stayed = set[str]()
+        first_launch = {op: i for i, op in reversed(list(enumerate(steps.launch_ops)))}
+        for step in steps.table:
+            if step["mask"] >= 0 and not steps.masks[step["mask"], 0, 0]:
+                continue
+            op = int(step["op"])
+            place = self._places[op]
+            constant = float(
+                steps.durations_us[step["launch"], 0, 0] if step["launch"] >= 0 else step["us"]
+            )
+            if place.region in self._costs.stays:
+                if place.region not in stayed:
+                    self._stay(place.region)
+                stayed.add(place.region)
+            elif place.region in self._op_costs and (place.region, place.position) != ("input_exchange", 0):
+                unsure = (
+                    self._unsure and step["mask"] >= 0 and not steps.masks[step["mask"], 0, 1]
+                )
+                self._placed(step, place, constant, int(step["launch"]) - first_launch.get(op, 0), sure=not unsure)
+            elif place.region.startswith("all_reduce/") and self._is_last_bucket(place):
+                self._bucket(step, place, constant)
+            else:
+                self._rows.append((step, constant, -1))
+        return self._built()
+
+    def _built(self) -> Program:
+        table = np.array([row[0] for row in self._rows], dtype=self._rows[0][0].dtype)
+        launched = table["launch"] >= 0
+        table["launch"] = np.where(launched, np.cumsum(launched) - 1, -1)
+        table["mask"] = -1
+        return Program(
+            self._kinds,
+            table,
+            np.array([row[1] for row in self._rows]),
+            np.array([row[2] for row in self._rows], dtype=np.int64),
+            tuple(self._variables),
+        )
+
+    def _aligned(self, region: str) -> list[OpCost]:
+        """The costs of a region's ops in this class."""
+        found = [c for c in self._costs.ops[region] if bool(c.present[self._of_class].any())]
+        names = [p.op.name for p in self._places if p.region == region and p.op is not None]
+        if names != [c.name for c in found]:
+            raise UnsupportedError(
+                f"The ops of {region!r} cannot be told apart by kind of sharding: {names} are not {[c.name for c in found]}."
+            )
+        return found
+
+    def _placed(
+        self, step: Any, place: _Place, constant: float, position: int, *, sure: bool
+    ) -> None:
+        """A step of an op whose launches plans decide."""
+        if step["launch"] < 0:
+            if sure:
+                self._rows.append((step, constant, -1))
+            return
+        cost = self._op_costs[place.region][place.position]
+        launch = cost.launches[position]
+        if sure:
+            self._rows.append((step, 0.0, self._variable(cost.name, launch)))
+        else:
+            staying = step.copy()
+            staying["opcode"], staying["launch"], staying["awaited"] = Opcode.HOST, -1, 0
+            self._rows.append((staying, 0.0, self._variable(cost.name, replace(launch, base=0.0))))
+
+    def _variable(self, name: str, launch: LaunchCost) -> int:
+        role = Role.RANK
+        if launch.collective is not None:
+            role = Role.FULLEST if launch.each.any() else Role.TOTAL
+        self._variables.append(
+            Variable(name, role, launch.base, launch.each, launch.everywhere, launch.collective)
+        )
+        return len(self._variables) - 1
+
+    def _stay(self, region: str) -> None:
+        """Two steps that lengthen the host's clock and the compute stream's by the tables of a rank."""
+        stay = self._costs.stays[region]
+        nothing = np.zeros(len(stay.host))
+        for clock, each, base in ((HOST_CLOCK, stay.host, stay.host_base), (_COMPUTE, stay.compute, 0.0)):
+            step = np.zeros((), dtype=STEP)
+            step["opcode"], step["target"], step["launch"], step["mask"] = Opcode.HOST, clock, -1, -1
+            self._variables.append(Variable(region, Role.RANK, base, each, nothing))
+            self._rows.append((step[()], 0.0, len(self._variables) - 1))
+
+    def _is_last_bucket(self, place: _Place) -> bool:
+        """The bucket that takes in the gradients of replicated tables."""
+        last = [r.name for r in self._graph.regions if r.name.startswith("all_reduce/")][-1]
+        return REPLICATED in self._kinds and place.region == last
+
+    def _bucket(self, step: Any, place: _Place, constant: float) -> None:
+        if step["launch"] < 0:
+            self._rows.append((step, constant, -1))
+            return
+        assert place.op is not None
+        kernel = resolve(place.op.launches[0].kernel)
+        assert isinstance(kernel, Collective)
+        own = self._reference_reduced_bytes()
+        base = max(float(np.asarray(kernel.bytes).reshape(-1)[0]) - own, 0.0)
+        reduced = self._costs.reduced_bytes
+        self._variables.append(
+            Variable(place.op.name, Role.TOTAL, base, np.zeros(len(reduced)), reduced, kernel)
+        )
+        self._rows.append((step, 0.0, len(self._variables) - 1))
+
+    def _reference_reduced_bytes(self) -> float:
+        """Gradient bytes of the tables that the reference plan replicates."""
+        model = self._options.design.model
+        replicated = replicated_in_reference(self._options, self._kinds)
+        size = 2.0 if self._options.design.training.table_precision.value == "bf16" else 4.0
+        return sum(
+            t.num_embeddings * d * size
+            for t, d, r in zip(model.tables, model.table_dims, replicated, strict=True)
+            if r
+        )
+
+
+def _places(graph: WorkloadGraph) -> list[_Place]:
+    """By op index of `Steps`, which counts a CUDA graph's launches as ops of their own."""
+    places: list[_Place] = []
+    for number, region in enumerate(graph.regions):
+        if number == graph.captured_from:
+            places.append(_Place("", 0, None))
+        places += [_Place(region.name, k, op) for k, op in enumerate(region.ops)]
+    return [*places, _Place("", 0, None)]
+
+
+def transfer_us(variable: Variable, bytes_: Array, cost: CostModel) -> Array:
+    """`(n,)` time of a variable's collective at `(n,)` bytes."""
+    assert variable.collective is not None
+    kernel = with_dims(
+        variable.collective,
+        bytes=np.asarray(bytes_, dtype=np.float64),
+        world_size=float(np.asarray(variable.collective.world_size).reshape(-1)[0]),
+        local_world_size=float(np.asarray(variable.collective.local_world_size).reshape(-1)[0]),
+    )
+    return np.asarray(cost.predict_us([kernel])[0])
+

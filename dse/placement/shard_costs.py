@@ -1,0 +1,243 @@
+"""What shards cost, read off the graph of an iteration: every op that placements change, priced with one shard on a rank.
+
+A launch of an iteration is *affine in shards* when its duration on a rank is a base plus a sum over the rank's shards;
+that is found out by putting the same shard on a rank once, twice and three times. A launch that is not
+counts for nothing, which keeps every bound a bound. Collectives are kept as bytes: their time bends.
+
+Letters: p probes (distinct shards, see `design_options`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.placement.design_options import Options
+from dse.placement.problem import Array
+from perfcore.cost.model import CostModel
+from perfcore.design.hardware import System
+from perfcore.design.sharding import ShardingPlan, Shards
+from perfcore.design.training import EmbeddingFusion
+from perfcore.graph.communication import replicated_term
+from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
+from perfcore.graph.dlrm import DlrmBuilder
+from perfcore.graph.kernels import Collective, CollectiveKind, resolve
+from perfcore.graph.ops import Op, Region
+from perfcore.graph.presence import op_present
+from perfcore.graph.sizes import Sizes
+from perfcore.maxplus import fold
+from perfcore.memory import embedding_bytes
+from perfcore.overheads import OverheadTable
+from perfcore.steps import CLOCK_OF, HOST_CLOCK, Encoder
+from perfcore.graph.ops import Stream
+
+Mask = NDArray[np.bool_]
+
+# Regions of the graph whose ops depend on where tables live. All other ops do the same work in every plan.
+PLACED = (
+    "input_exchange",
+    "embedding",
+    "forward_exchange",
+    "forward_wait",
+    "backward_exchange",
+    "backward_wait",
+    "embedding_backward",
+    "table_optimizer",
+)
+# Of these, the ones that have ops for each table where tables are not batched.
+BY_TABLE = ("embedding", "embedding_backward", "table_optimizer")
+_AFFINE = 1e-9  # relative; larger differences are no rounding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchCost:
+    """One launch over probes: µs, or bytes of a collective.
+
+    Attributes:
+        base: what a rank pays whatever it holds, if it holds anything.
+        each: `(p,)` what a shard adds to its rank.
+        everywhere: `(p,)` what a shard adds to every rank, wherever it is.
+        collective: the kernel, for collectives.
+    """
+
+    base: float
+    each: Array
+    everywhere: Array
+    collective: Collective | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpCost:
+    """One op of a placed region.
+
+    Attributes:
+        name: as the profiler prints it.
+        present: `(p,)`: where some rank runs it.
+        launches: in order.
+    """
+
+    name: str
+    present: Mask
+    launches: tuple[LaunchCost, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StayCost:
+    """What the ops of one table add to a clock of its rank that waits for no other, in µs.
+
+    Attributes:
+        host: `(p,)`: longest path from the host clock before the ops to the host clock after.
+        compute: `(p,)`: likewise of the compute stream.
+        host_base: what the host pays once for all tables.
+    """
+
+    host: Array
+    compute: Array
+    host_base: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardCosts:
+    """Costs of all probes of a design.
+
+    Attributes:
+        ops: of each placed region that is not in `stays`.
+        stays: regions with ops for each table.
+        reduced_bytes: `(p,)` bytes that a shard adds to the last gradient bucket.
+        bytes: `(p,)` device memory of a shard.
+    """
+
+    ops: dict[str, tuple[OpCost, ...]]
+    stays: dict[str, StayCost]
+    reduced_bytes: Array
+    bytes: Array
+
+
+def single_rank_dims(options: Options) -> tuple[Dims, Structure]:
+    """Dims of the design with all tables on one rank, but with its own world; and its structure."""
+    design = options.design
+    system: System = design.system
+    alone = replace(
+        design,
+        sharding=ShardingPlan.on_one_rank(design.model),
+        system=System(system.device, replace(system.node, gpus=1), 1),
+    )
+    dims = dims_of([alone])
+    world, local = np.array([[float(system.world_size)]]), np.array([[float(system.local_world_size)]])
+    structure = replace(structure_of(alone), distributed=True)
+    return replaced(dims, world_size=world, local_world_size=local), structure
+
+
+def replaced(dims: Dims, **values: object) -> Dims:
+    """The same dims with other fields."""
+    kept = {name: getattr(dims, name) for name in Dims.__dataclass_fields__}
+    return Dims(**(kept | values))
+
+
+def shard_costs(options: Options, cost: CostModel, overheads: OverheadTable) -> ShardCosts:
+    """Price every probe in every placed region.
+
+    Args:
+        options: of the design.
+        cost: prices kernels.
+        overheads: host times of ops.
+    """
+    dims, structure = single_rank_dims(options)
+    graphs = [_placed_regions(dims, structure, options.shards(columns)) for columns in (1, 2, 3)]
+    by_table = structure.fusion.embedding is EmbeddingFusion.PER_TABLE
+    names = [n for n in graphs[0] if not (by_table and n in BY_TABLE)]
+    prices = [_priced([g[n] for n in names], cost, len(options.probes)) for g in graphs]
+    ops = {
+        name: tuple(
+            _op_cost(op, [p[i][k] for p in prices], len(options.probes))
+            for k, op in enumerate(graphs[0][name].ops)
+        )
+        for i, name in enumerate(names)
+    }
+    stays = {}
+    if by_table:
+        stays = {n: _stay(graphs[0][n], cost, overheads, len(options.probes)) for n in BY_TABLE if n in graphs[0]}
+    alone = replaced(dims, shards=options.shards(1))
+    terms = replicated_term(Sizes(alone), structure.table_precision)
+    reduced = np.broadcast_to(terms[0], (len(options.probes), 1))[:, 0] if terms else np.zeros(len(options.probes))
+    return ShardCosts(ops, stays, reduced, embedding_bytes(alone, structure)[:, 0])
+
+
+def _placed_regions(dims: Dims, structure: Structure, shards: Shards) -> dict[str, Region]:
+    graph = DlrmBuilder(replaced(dims, shards=shards)).graph(structure)
+    return {r.name: r for r in graph.regions if r.name in PLACED}
+
+
+def _priced(regions: Sequence[Region], cost: CostModel, probes: int) -> list[list[list[Array]]]:
+    """`(p, 2)` µs (bytes of collectives) of every launch, by region and op."""
+    kernels = [[[resolve(x.kernel) for x in op.launches] for op in r.ops] for r in regions]
+    flat = [k for r in kernels for op in r for k in op if not isinstance(k, Collective)]
+    durations = iter(cost.predict_us(flat))
+    return [
+        [
+            [
+                np.broadcast_to(k.bytes if isinstance(k, Collective) else next(durations), (probes, 2))  # type: ignore[arg-type]
+                for k in op
+            ]
+            for op in r
+        ]
+        for r in kernels
+    ]
+
+
+def _op_cost(op: Op, thrice: Sequence[Sequence[Array]], probes: int) -> OpCost:
+    present = np.asarray(np.broadcast_to(op_present(op), (probes, 2))[:, 0])
+    launches = [
+        _launch(launch.kernel, [amounts[k] for amounts in thrice], present)
+        for k, launch in enumerate(op.launches)
+    ]
+    return OpCost(op.name, present, tuple(launches))
+
+
+def _launch(kernel: object, thrice: Sequence[Array], present: Mask) -> LaunchCost:
+    """From amounts `(p, 2)` with the shard once, twice and three times on rank 0.
+
+    The base is sure only where every shard brings work: a rank of shards without lookups launches nothing.
+    """
+    once, twice, three = thrice
+    slope, bend = twice - once, np.abs(three - 2 * twice + once)
+    affine = bool((bend <= _AFFINE * np.maximum(three, 1.0)).all())
+    collective = kernel if isinstance(kernel, Collective) else None
+    if not affine:
+        nothing = np.zeros(len(once))
+        return LaunchCost(0.0, nothing, nothing, collective)
+    bases = (2 * once - twice)[present, 0]
+    sure = bool(len(bases)) and bool((once[present, 0] > 0).all())
+    base = max(float(bases.min()), 0.0) if sure else 0.0
+    # What rank 1 sees of a shard on rank 0, every rank sees; an all-to-all takes as long as its fullest rank.
+    shared = collective is None or collective.kind is not CollectiveKind.ALL_TO_ALL
+    everywhere = np.maximum(slope[:, 1], 0.0) if shared else np.zeros(len(once))
+    return LaunchCost(base, np.maximum(slope[:, 0] - everywhere, 0.0), everywhere, collective)
+
+
+def _stay(region: Region, cost: CostModel, overheads: OverheadTable, probes: int) -> StayCost:
+    """Fold one table's ops; what an op costs once for all tables is taken off and given apart."""
+    encoder, launches = Encoder(overheads), []
+    for op in region.ops:
+        encoder.add(op, captured=False)
+        launches += list(op.launches)
+    durations = [np.broadcast_to(d, (probes, 2))[:, :1] for d in cost.predict_us([resolve(x.kernel) for x in launches])]
+    steps = encoder.steps([np.broadcast_to(d, (probes, 2)) for d in durations], num_ranks=2)
+    steps = replace(
+        steps,
+        durations_us=np.ascontiguousarray(steps.durations_us[:, :, :1]),
+        masks=np.ascontiguousarray(steps.masks[:, :, :1]),
+    )
+    matrices = fold(steps)
+    compute = CLOCK_OF[Stream.COMPUTE]
+    host, base = matrices[:, HOST_CLOCK, HOST_CLOCK], 0.0
+    if region.name == "table_optimizer":  # one op for all tables
+        times = overheads.of(region.ops[0].name)
+        once = times.t1_us + times.t2_us + times.t3_us
+        some = np.any([np.broadcast_to(x.present, (probes, 2))[:, 0] for x in launches], axis=0)
+        host = np.where(some, host - once + times.t5_us, 0.0)
+        base = times.t1_us + min(times.alone_us, times.t2_us + times.t3_us - times.t5_us)
+    return StayCost(np.maximum(host, 0.0), np.maximum(matrices[:, compute, compute], 0.0), base)
