@@ -10,6 +10,8 @@ What is alive at the peak, the end of the forward pass:
 - the embedding outputs, the batch, and the buffers of the exchanges;
 - what the framework holds for itself (`perfcore/profile/data/framework.json`).
 
+Tables in the host's memory leave their cached rows, and optimizer state of one value a row, on the device.
+
 Left out: temporaries of single kernels (the `(features, features)` products before the gather, a foreach
 optimizer's intermediates, the sort of a fused embedding backward), which live when other tensors are already
 freed, and the fragmentation of the caching allocator.
@@ -27,12 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.design.design import Design
-from perfcore.design.hardware import CATALOGUE, Device
+from perfcore.design.hardware import CATALOGUE, Device, Node
 from perfcore.design.model import Interaction
 from perfcore.design.training import EmbeddingFusion, Optimizer, Precision
 from perfcore.errors import ProfileError
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Total
+from perfcore.graph.sizes import whole_dims, whole_poolings
 
 Array: TypeAlias = NDArray[np.float64]
 Term: TypeAlias = "Array | Total"
@@ -91,6 +94,8 @@ class MemoryBreakdown:
         communication: exchange buffers and gradient buckets.
         input: the batch.
         framework: context, workspaces, communicator.
+        host: in the host's memory, and in no total: tables that lie there.
+        local_world_size: ranks that share a host.
     """
 
     weights: Array
@@ -100,6 +105,8 @@ class MemoryBreakdown:
     communication: Array
     input: Array
     framework: Array
+    host: Array
+    local_world_size: int
 
     @property
     def total(self) -> Array:
@@ -118,6 +125,11 @@ class MemoryBreakdown:
     def shortfall_bytes(self, device: Device) -> float:
         """What the peak rank lacks, 0 when it fits."""
         return max(0.0, float(self.total.max()) - device.hbm_bytes)
+
+    def host_shortfall_bytes(self, node: Node) -> float:
+        """What the fullest machine's host memory lacks, 0 when its tables fit."""
+        machines = np.add.reduceat(self.host, np.arange(0, len(self.host), self.local_world_size))
+        return max(0.0, float(machines.max()) - node.host_memory_bytes)
 
     def by_kind(self, rank: int) -> dict[str, float]:
         """Bytes of one rank by kind."""
@@ -163,7 +175,11 @@ def memory_at(dims: Dims, structure: Structure) -> MemoryBreakdown:
     for part in parts:
         for kind, value in part.items():
             kinds[kind] = kinds[kind] + value
-    return MemoryBreakdown(**{kind: value[0] for kind, value in kinds.items()})
+    return MemoryBreakdown(
+        **{kind: value[0] for kind, value in kinds.items()},
+        host=host_bytes(dims, structure)[0],
+        local_world_size=int(dims.local_world_size.flat[0]),
+    )
 
 
 def dense_parameters(dims: Dims, structure: Structure) -> Total:
@@ -181,7 +197,7 @@ def interaction_width(dims: Dims, structure: Structure) -> Array:
     if structure.interaction is Interaction.DOT:
         features = dims.num_tables + 1
         return dims.embedding_dim + features * (features - 1) / 2
-    width: Array = dims.embedding_dim + _table_dims(dims).sum(axis=-1)
+    width: Array = dims.embedding_dim + whole_dims(dims).sum(axis=-1)
     return width
 
 
@@ -242,10 +258,11 @@ def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     each = _element_bytes(structure.table_precision)
     sparse = lookups * (shards.dim * each + reserve.index_bytes)
     kept = structure.fusion.embedding is EmbeddingFusion.PER_TABLE
+    on_device = np.where(shards.host, shards.cache_ratio, 1.0)
     kinds = {
-        "weights": weights * each,
-        "optimizer_state": states * reserve.state_bytes,
-        "gradients": sparse * kept,
+        "weights": weights * each * on_device,
+        "optimizer_state": states * reserve.state_bytes * ~_state_on_host(dims, structure),
+        "gradients": np.where(shards.dense, weights * each, sparse * kept),
         # `EmbeddingBag` saves which bag each lookup belongs to, and two values a bag.
         "activations": (lookups + 2 * np.where(shards.present, batch, 0.0)) * reserve.index_bytes * kept,
     }
@@ -255,16 +272,32 @@ def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
         )  # a dense gradient, all-reduced as the MLPs'
         sent = np.where(shards.present & ~shards.replicated, batch, 0.0)
         output, received = sent * shards.dim * each, sent * (shards.pooling + 1) * reserve.index_bytes
+        # What a machine has summed is kept for the second stage, a share on each of its ranks.
+        output = output + np.where(shards.staged, output / dims.local_world_size[..., None], 0.0)
         kinds["gradients"] = np.where(shards.replicated, reduced, kinds["gradients"])
         kinds["communication"] = output + received + reduced
     return {kind: value.sum(axis=-1) for kind, value in kinds.items()}
 
 
+def host_bytes(dims: Dims, structure: Structure) -> Array:
+    """`(..., r)` bytes of host memory that a rank's shards need: weights, and optimizer state as wide as they."""
+    shards = dims.shards
+    weights = shards.rows * shards.dim * shards.host
+    state = weights * _STATES[structure.table_optimizer] * _state_on_host(dims, structure)
+    each = _element_bytes(structure.table_precision)
+    return np.asarray((weights * each + state * framework_reserve().state_bytes).sum(axis=-1))
+
+
+def _state_on_host(dims: Dims, structure: Structure) -> NDArray[np.bool_]:
+    """FBGEMM keeps one value a row in device memory, and wider state with the rows."""
+    return dims.shards.host & (structure.table_optimizer is not Optimizer.ROWWISE_ADAGRAD)
+
+
 def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     """`(..., 1)` bytes by kind that are equal on all ranks and depend on no hidden width."""
     reserve, batch = framework_reserve(), dims.local_batch
-    bags = (_table_pooling(dims) + 1).sum(axis=-1) * reserve.index_bytes  # indices and offsets
-    outputs = _table_dims(dims).sum(axis=-1) * reserve.state_bytes  # fp32, whatever the tables store
+    bags = (whole_poolings(dims) + 1).sum(axis=-1) * reserve.index_bytes  # indices and offsets
+    outputs = whole_dims(dims).sum(axis=-1) * reserve.state_bytes  # fp32, whatever the tables store
     dense = (dims.num_dense_features + 1) * reserve.state_bytes  # features and label
     framework = reserve.context_bytes + reserve.cublas_workspace_bytes
     peers = (reserve.nccl_bytes + reserve.nccl_bytes_per_local_peer * (dims.local_world_size - 1)) * (
@@ -275,22 +308,6 @@ def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
         "input": batch * (dense + bags),
         "framework": np.asarray(framework + peers),
     }
-
-
-def _table_dims(dims: Dims) -> Array:
-    """`(..., 1, t)`: columns of each whole table."""
-    shards = dims.shards
-    pieces = np.where(shards.pooled, shards.dim, 0.0).sum(axis=-2, keepdims=True)
-    whole: Array = np.maximum(pieces, shards.dim.max(axis=-2, keepdims=True))
-    return whole
-
-
-def _table_pooling(dims: Dims) -> Array:
-    """`(..., 1, t)`: lookups per sample of each whole table."""
-    shards = dims.shards
-    pieces = np.where(shards.row_split, shards.pooling, 0.0).sum(axis=-2, keepdims=True)
-    whole: Array = np.maximum(pieces, shards.pooling.max(axis=-2, keepdims=True))
-    return whole
 
 
 def _element_bytes(precision: Precision) -> float:

@@ -73,8 +73,9 @@ class Prediction:
         critical_path: the cycle that sets the iteration time.
         path_pieces: that cycle in a few pieces.
         memory: bytes by kind and rank.
-        fits: the fullest rank fits into the device.
-        shortfall_bytes: what it lacks.
+        fits: the fullest rank fits into the device, and the fullest machine's tables into the host's memory.
+        shortfall_bytes: what the rank lacks.
+        host_shortfall_bytes: what the machine lacks.
         calibrated: on what at least 90 % of the kernel time rests, or better.
         calibration_share: share of kernel time by `Calibration`.
         fallback_ops: ops without overheads of their own, with their count.
@@ -100,6 +101,7 @@ class Prediction:
     memory: MemoryBreakdown
     fits: bool
     shortfall_bytes: float
+    host_shortfall_bytes: float
     calibrated: Calibration
     calibration_share: dict[str, float]
     fallback_ops: dict[str, int]
@@ -204,8 +206,9 @@ class Predictor:
             critical_path=path,
             path_pieces=path_pieces(graph, edge_us, kernels),
             memory=memory,
-            fits=memory.fits(design.system.device),
+            fits=memory.fits(design.system.device) and not memory.host_shortfall_bytes(design.system.node),
             shortfall_bytes=memory.shortfall_bytes(design.system.device),
+            host_shortfall_bytes=memory.host_shortfall_bytes(design.system.node),
             calibrated=_worst(shares),
             calibration_share=shares,
             fallback_ops=self.profile.overheads.unknown(op.name for op in graph.ops()),

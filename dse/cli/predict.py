@@ -103,6 +103,7 @@ def to_json(design: Design, prediction: Prediction) -> dict[str, Any]:
         "device_hbm_gib": design.system.device.hbm_bytes / 2**30,
         "fits": p.fits,
         "shortfall_gib": p.shortfall_bytes / 2**30,
+        "host_shortfall_gib": p.host_shortfall_bytes / 2**30,
         "calibrated": p.calibrated.value,
         "calibration_share": p.calibration_share,
         "profile": p.profile,

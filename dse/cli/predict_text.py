@@ -52,7 +52,13 @@ def _headline(console: Console, design: Design, p: Prediction) -> None:
         f"({system.world_size} × {system.device.name}, global batch {p.global_batch:,})",
         highlight=False,
     )
-    if not p.fits:
+    if p.host_shortfall_bytes:
+        console.print(
+            f"[red]Does not fit:[/red] the host's memory lacks {p.host_shortfall_bytes / BYTES_PER_GIB:.1f} GiB "
+            "for the tables of one machine.",
+            highlight=False,
+        )
+    if p.shortfall_bytes:
         console.print(
             f"[red]Does not fit:[/red] rank {p.memory.peak_rank} lacks {p.shortfall_bytes / BYTES_PER_GIB:.1f} GiB.",
             highlight=False,
@@ -114,8 +120,11 @@ def _memory(design: Design, p: Prediction) -> Table:
     table.add_row(
         "total",
         f"{total / BYTES_PER_GIB:.2f} of {device / BYTES_PER_GIB:.0f}",
-        style="bold" if p.fits else "bold red",
+        style="bold red" if p.shortfall_bytes else "bold",
     )
+    on_host = float(p.memory.host.sum())
+    if on_host:
+        table.add_row("host memory, all machines", f"{on_host / BYTES_PER_GIB:.2f}")
     return table
 
 

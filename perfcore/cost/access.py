@@ -5,6 +5,9 @@ expected number of distinct rows is `D(x) = Σ 1 - exp(-p_i x)`. A least-recentl
 if it kept each row for a characteristic time `T` with `D(T) = C` (Che, Tung and Wang 2002): a lookup misses when its
 row was not seen in the last `T` lookups. Starting empty, `x` lookups miss `D(min(x, T)) + (x - T)⁺ · D'(T)` times.
 
+A cache that outlives batches of `x` lookups holds, by the same argument, the rows of the last `T` lookups before a
+batch: the batch's rows that it lacks are `D(T + x) - D(T) = D(T + x) - C`.
+
 The sum over ranks is exact for the first ranks and a Gauss-Legendre integral over the logarithm of the rank beyond.
 """
 
@@ -58,6 +61,22 @@ def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Ar
     rate_after = (count * share * np.exp(-share * horizon[..., None])).sum(axis=-1)
     misses = _distinct(inside, share, count) + np.maximum(x - horizon, 0.0) * rate_after
     out[busy] = np.clip(1.0 - misses / x, 0.0, 1.0)
+    return out
+
+
+def new_rows(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Array:
+    """Expected distinct rows of a batch that a warm cache of `cached_rows` rows lacks.
+
+    Shapes broadcast; none where the cache holds the table, all distinct rows where it holds nothing.
+    """
+    x, e, s, c = (
+        np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew, cached_rows)
+    )
+    out, busy = np.zeros(x.shape), (x > 0) & (e > 0) & (c < e)
+    x, e, c = x[busy], e[busy], c[busy]
+    share, count = _ranks(e, s[busy])
+    horizon = _characteristic(np.full_like(c, np.inf), c, share, count)
+    out[busy] = np.clip(_distinct(horizon + x, share, count) - c, 0.0, np.minimum(x, e))
     return out
 
 

@@ -2,7 +2,10 @@
 
 Tables are model parallel: lookups go to their owners (all-to-all of lengths, then of indices), pooled
 embeddings come back (all-to-all for whole tables and columns, reduce-scatter for rows), gradients take the
-opposite way. The dense part and replicated tables are data parallel: bucketed all-reduce.
+opposite way. Partial sums of tables that one machine holds (table_row_wise, grid_shard) come back in two stages, as
+TorchRec's `TwRwPooledEmbeddingDist` sends them: reduce-scatter inside the machine, then all-to-all across machines
+among the ranks of equal local index. A machine's stage starts when the latest machine's does. The dense part and
+replicated tables are data parallel: bucketed all-reduce.
 
 Bags have fixed lengths, so the sizes of every exchange are known to the host, and it waits for none.
 
@@ -18,7 +21,8 @@ import numpy as np
 
 from perfcore.design.model import Interaction
 from perfcore.design.training import Communication, EmbeddingFusion, IndexType, Precision
-from perfcore.graph import cross
+from perfcore.graph import cross, staged
+from perfcore.graph.calls import MODULE, call, wait
 from perfcore.graph.embedding import output_bytes
 from perfcore.graph.kernels import Array, Bucket, Collective, CollectiveKind, Concat, Dim
 from perfcore.graph.mlp import Waits
@@ -26,7 +30,6 @@ from perfcore.graph.ops import Launch, Leaf, Op, Stream
 from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, Mask, elementwise, mask_of, tiny
 from perfcore.graph.sizes import BOTTOM, TOP, Sizes
 
-MODULE = "communication"
 # Defaults of `torch.nn.parallel.DistributedDataParallel`: `bucket_cap_mb=25`, and a first bucket of
 # `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES` so that communication starts early.
 FIRST_BUCKET_BYTES = 1024.0 * 1024.0
@@ -50,8 +53,8 @@ def input_exchange(sizes: Sizes, communication: Communication, index_dtype: Inde
     local_bags, local_lookups = sizes.batch * sizes.num_tables, sizes.batch * sizes.total_pooling
     return (
         _permute(local_bags, local_lookups, size, present=present),
-        _call("c10d::alltoall_base_", _all_to_all(sizes, lengths * size), present=present),
-        _call(
+        call("c10d::alltoall_base_", _all_to_all(sizes, lengths * size), present=present),
+        call(
             "c10d::alltoall_base_",
             _all_to_all(sizes, indices * size),
             present=present,
@@ -79,38 +82,41 @@ def input_exchange(sizes: Sizes, communication: Communication, index_dtype: Inde
 
 
 def forward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
-    """Calls of the pooled embeddings' all-to-all and of the partial sums' reduce-scatter."""
+    """Calls of the pooled embeddings' all-to-all and of the partial sums' reduce-scatter.
+
+    The second stage of a machine's partial sums is called when the first is done.
+    """
     size = output_bytes(embedding, table_precision)
-    ops: list[Op] = []
+    ops = [*staged.forward_exchange(sizes, size)]
     pooled = sizes.holds("pooled", anywhere=True)
     if pooled is not False:
         if embedding is EmbeddingFusion.PER_TABLE:
             ops += _local_concat(sizes, size, split=False)
         exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
-        ops.append(_call("All2All_Pooled_Req", exchange, present=pooled))
+        ops.append(call("All2All_Pooled_Req", exchange, present=pooled))
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
         reduce = _collective(sizes, CollectiveKind.REDUCE_SCATTER, _row_split_elements(sizes) * size)
-        ops.append(_call("ReduceScatter_Req", reduce, present=row_split))
+        ops.append(call("ReduceScatter_Req", reduce, present=row_split))
     return tuple(ops)
 
 
 def forward_wait(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
     """The compute stream waits; what came from each rank is put side by side (views where tables are apart)."""
     size = output_bytes(embedding, table_precision)
-    ops: list[Op] = []
+    ops = [*staged.forward_wait(sizes, size)]
     pooled = sizes.holds("pooled", anywhere=True)
     if pooled is not False:
         launches: tuple[Launch, ...] = ()
         if embedding is EmbeddingFusion.TABLE_BATCHED:
             launches = (Launch(_gathered(sizes, size, split=False)),)
         ops.append(
-            _wait("All2All_Pooled_Wait", launches, present=pooled, waits=AWAIT_COLLECTIVES, phase="forward")
+            wait("All2All_Pooled_Wait", launches, present=pooled, waits=AWAIT_COLLECTIVES, phase="forward")
         )
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
         ops.append(
-            _wait("ReduceScatter_Wait", (), present=row_split, waits=AWAIT_COLLECTIVES, phase="forward")
+            wait("ReduceScatter_Wait", (), present=row_split, waits=AWAIT_COLLECTIVES, phase="forward")
         )
     return tuple(ops)
 
@@ -120,16 +126,16 @@ def backward_exchange(
 ) -> tuple[Op, ...]:
     """Gradients of the pooled embeddings set out for the owners of the tables."""
     size = output_bytes(embedding, table_precision)
-    ops: list[Op] = []
+    ops = [*staged.backward_exchange(sizes, size, communication)]
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
         gather = _collective(sizes, CollectiveKind.ALL_GATHER, _row_split_elements(sizes) * size)
-        ops.append(_call("ReduceScatter_WaitBackward", gather, present=row_split, phase="backward"))
+        ops.append(call("ReduceScatter_WaitBackward", gather, present=row_split, phase="backward"))
     pooled = sizes.holds("pooled", anywhere=True)
     if pooled is not False:
         exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
         ops.append(
-            _call(
+            call(
                 "All2All_Pooled_WaitBackward",
                 exchange,
                 present=pooled,
@@ -153,7 +159,8 @@ def backward_wait(
         if present is not False:
             elements = sizes.global_batch * sizes.columns_held(kind)
             scale = elementwise("div", elements, read=size, written=size)
-            ops.append(_wait(name, (scale,), present=present, waits=waits, phase="backward"))
+            ops.append(wait(name, (scale,), present=present, waits=waits, phase="backward"))
+    ops += staged.backward_wait(sizes, size, waits)
     if embedding is EmbeddingFusion.PER_TABLE and sizes.holds("pooled", anywhere=True) is not False:
         ops += _local_concat(sizes, size, split=True)
     return tuple(ops)
@@ -193,12 +200,12 @@ def all_reduce(sizes: Sizes, terms: tuple[Array, ...], index: int) -> tuple[Op, 
     """The bucket that closes at term `index`, if one does: an empty bucket is no op."""
     bucket = Bucket(terms, index, FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES)
     launch = _collective(sizes, CollectiveKind.ALL_REDUCE, bucket)
-    return (_call("c10d::allreduce_", launch, present=True, phase="backward"),)
+    return (call("c10d::allreduce_", launch, present=True, phase="backward"),)
 
 
 def _sharded(sizes: Sizes) -> Mask:
     shards = sizes.dims.shards
-    return (shards.pooled | shards.row_split) & shards.present
+    return ~shards.replicated & shards.present
 
 
 def _exchanged(sizes: Sizes, per_sample: Array) -> Array:
@@ -225,22 +232,6 @@ def _all_to_all(sizes: Sizes, size: Array) -> Launch:
 def _collective(sizes: Sizes, kind: CollectiveKind, size: Dim) -> Launch:
     kernel = Collective(kind, size, sizes.dims.world_size, sizes.dims.local_world_size)
     return Launch(kernel, Stream.COMMUNICATION, after=(Stream.COMPUTE,))
-
-
-def _call(
-    name: str,
-    launch: Launch,
-    *,
-    present: Mask | bool,
-    before: tuple[Launch, ...] = (),
-    waits: Waits = (),
-    phase: str = "forward",
-) -> Op:
-    return Op(name, (*before, launch), waits=waits, present=present, phase=phase, module=MODULE)
-
-
-def _wait(name: str, launches: tuple[Launch, ...], *, present: Mask | bool, waits: Waits, phase: str) -> Op:
-    return Op(name, launches, waits=waits, present=present, phase=phase, module=MODULE)
 
 
 def _permute(bags: Array, lookups: Array, size: float, *, present: Mask | bool, waits: Waits = ()) -> Op:

@@ -128,7 +128,15 @@ def dims_of(designs: Sequence[Design]) -> Dims:
     def column(values: list[float]) -> Array:
         return np.array(values, dtype=np.float64)[:, None]
 
-    shards = [shards_of(d.sharding, d.model, world_size=d.system.world_size) for d in designs]
+    shards = [
+        shards_of(
+            d.sharding,
+            d.model,
+            world_size=d.system.world_size,
+            local_world_size=d.system.local_world_size,
+        )
+        for d in designs
+    ]
     names = Shards.__dataclass_fields__
     return Dims(
         global_batch=column([d.training.global_batch for d in designs]),

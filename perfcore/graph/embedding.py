@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfcore.design.training import EmbeddingFusion, IndexType, Optimizer, Precision
+from perfcore.graph.groups import INT32_BYTES, MODULE, Group, batched_groups, prefetch
 from perfcore.graph.kernels import (
     Array,
     EmbeddingBackward,
@@ -27,8 +26,6 @@ from perfcore.graph.parts import (
 )
 from perfcore.graph.sizes import Sizes, Table
 
-MODULE = "embedding"
-INT32_BYTES = 4.0
 Waits = tuple[tuple[Stream, Stream], ...]
 
 
@@ -75,63 +72,6 @@ def output_bytes(fusion: EmbeddingFusion, table_precision: Precision) -> float:
     return storage_bytes(table_precision) if fusion is EmbeddingFusion.PER_TABLE else FP32_BYTES
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Tables that one table-batched launch looks up; fields `(..., r, t)`, 0 where a rank holds none.
-
-    Attributes:
-        dense: the gradient is dense and all-reduced (replicated tables); else the update is fused.
-        present: where a rank holds any of them.
-        lookups: `(..., r)`, over all tables.
-        elements: `(..., r)`: weights.
-    """
-
-    rows: Array
-    pooling: Array
-    dim: Array
-    skew: Array
-    batch: Array
-    dense: bool
-    present: Mask | bool
-    lookups: Array
-    elements: Array
-
-
-def batched_groups(sizes: Sizes, *, distributed: bool) -> tuple[Group, ...]:
-    """One launch for all tables of a single rank; one for each kind of sharding otherwise, as TorchRec groups."""
-    shards = sizes.dims.shards
-    if not distributed:
-        return _group(sizes, np.ones_like(shards.present), sizes.batch, dense=False)
-    return (
-        *_group(sizes, shards.pooled, sizes.global_batch, dense=False),
-        *_group(sizes, shards.row_split, sizes.global_batch, dense=False),
-        *_group(sizes, shards.replicated, sizes.batch, dense=True),
-    )
-
-
-def _group(sizes: Sizes, members: Mask, batch: Array, *, dense: bool) -> tuple[Group, ...]:
-    """The group, or nothing where no design has a member."""
-    shards = sizes.dims.shards
-    held = members & shards.present
-    present = mask_of(np.asarray(held.any(axis=-1)))
-    if present is False:
-        return ()
-    rows, pooling, dim = shards.rows * held, shards.pooling * held, shards.dim * held
-    return (
-        Group(
-            rows=rows,
-            pooling=pooling,
-            dim=dim,
-            skew=shards.skew,
-            batch=batch[..., None],
-            dense=dense,
-            present=present,
-            lookups=batch * pooling.sum(axis=-1),
-            elements=(rows * dim).sum(axis=-1),
-        ),
-    )
-
-
 def _bag(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
     kernel = EmbeddingForward(
         table.batch[..., None],
@@ -151,17 +91,19 @@ def _bag(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
 
 
 def _either(table: Table) -> Mask | bool:
-    if table.replicated is False:
+    if table.replicated is False and table.dense is False:
         return table.sharded
-    return mask_of(np.logical_or(table.sharded, table.replicated))
+    return mask_of(np.logical_or(np.logical_or(table.sharded, table.replicated), table.dense))
 
 
 def _bag_backward(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
     ops: list[Op] = []
     if table.sharded is not False:
         ops += _sparse_backward(table, element_bytes, index_bytes)
+    if table.dense is not False:
+        ops += _dense_backward(table, element_bytes, index_bytes, reduced=False)
     if table.replicated is not False:
-        ops += _dense_backward(table, element_bytes, index_bytes)
+        ops += _dense_backward(table, element_bytes, index_bytes, reduced=True)
     return ops
 
 
@@ -204,9 +146,9 @@ def _sparse_backward(table: Table, element_bytes: float, index_bytes: float) -> 
     ]
 
 
-def _dense_backward(table: Table, element_bytes: float, index_bytes: float) -> list[Op]:
-    """A replicated table's gradient is dense, for the all-reduce."""
-    elements = table.rows * table.dim
+def _dense_backward(table: Table, element_bytes: float, index_bytes: float, *, reduced: bool) -> list[Op]:
+    """A gradient of the table's size; a replicated table's is `reduced` among all ranks."""
+    elements, present = table.rows * table.dim, table.replicated if reduced else table.dense
     launches = (
         Launch(Memset(elements * element_bytes)),
         *on_cuda_only([Launch(Sort(table.lookups, index_bytes))]),
@@ -217,11 +159,11 @@ def _dense_backward(table: Table, element_bytes: float, index_bytes: float) -> l
             "EmbeddingBagBackward0",
             launches,
             (_bag_backward_leaf(table),),
-            present=table.replicated,
+            present=present,
             phase="backward",
             module=MODULE,
         ),
-        accumulate_grad(table.rows, table.dim, distributed=True, present=table.replicated, module=MODULE),
+        accumulate_grad(table.rows, table.dim, distributed=reduced, present=present, module=MODULE),
     ]
 
 
@@ -239,6 +181,7 @@ def _batched(group: Group, element_bytes: float, index_bytes: float, optimizer: 
         element_bytes,
         batched=True,
         index_bytes=index_bytes,
+        cache_ratio=group.cache_ratio,
     )
     check = elementwise("bounds_check_indices", group.lookups, read=index_bytes, written=0.0)
     return [
@@ -250,6 +193,7 @@ def _batched(group: Group, element_bytes: float, index_bytes: float, optimizer: 
             phase="forward",
             module=MODULE,
         ),
+        *prefetch(group, element_bytes, index_bytes),
         Op(
             f"fbgemm::{name}",
             (Launch(kernel),),
@@ -285,6 +229,7 @@ def _batched_backward(
         batched=True,
         optimizer=None if group.dense else optimizer.value,
         index_bytes=index_bytes,
+        cache_ratio=group.cache_ratio,
     )
     sort = [
         elementwise("linearize_index", keys, read=index_bytes, written=index_bytes + INT32_BYTES),
@@ -314,7 +259,9 @@ def _batched_backward(
     )
     if not group.dense:
         return [lookup]
-    gradient = accumulate_grad(group.elements, distributed=True, present=group.present, module=MODULE)
+    gradient = accumulate_grad(
+        group.elements, distributed=group.reduced, present=group.present, module=MODULE
+    )
     return [lookup, gradient]
 
 

@@ -173,6 +173,8 @@ class EmbeddingForward:
         element_bytes: of a weight.
         batched: one table-batched launch for all `t` (sum over them); else `t` has size 1.
         index_bytes: of an index or an offset.
+        cache_ratio: share of the rows that device memory holds, the latest used ones; the others are read over
+            the host's link.
     """
 
     batch: Dim
@@ -183,6 +185,7 @@ class EmbeddingForward:
     element_bytes: Dim
     batched: bool = False
     index_bytes: float = 8.0
+    cache_ratio: Dim = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,6 +204,23 @@ class EmbeddingBackward:
     batched: bool = False
     optimizer: str | None = None
     index_bytes: float = 8.0
+    cache_ratio: Dim = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachePopulate:
+    """Rows that a batch needs and the cache in device memory lacks come from the host; rows they replace go back.
+
+    Dims as in `EmbeddingForward`; `t` tables in one launch.
+    """
+
+    batch: Dim
+    rows: Dim
+    pooling: Dim
+    dim: Dim
+    skew: Dim
+    cache_ratio: Dim
+    element_bytes: Dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,6 +326,7 @@ Kernel: TypeAlias = (
     | FusedInteraction
     | EmbeddingForward
     | EmbeddingBackward
+    | CachePopulate
     | SparseUpdate
     | Sort
     | MultiTensor

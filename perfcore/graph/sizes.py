@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.design.model import Interaction
+from perfcore.design.sharding import Shards
 from perfcore.graph.dims import Dims
 from perfcore.graph.kernels import Array
 from perfcore.graph.parts import Mask, mask_of
@@ -59,7 +60,8 @@ class Table:
         rows, dim, pooling, skew: of the rank's shard.
         batch: bags that the rank looks up.
         lookups: `batch * pooling`.
-        sharded: the rank holds a shard that no other rank has.
+        sharded: the rank holds a shard that no other rank has, with a sparse gradient.
+        dense: likewise, with a gradient of the shard's size.
         replicated: every rank holds the table, and its gradient is dense and all-reduced.
     """
 
@@ -70,7 +72,44 @@ class Table:
     batch: Array
     lookups: Array
     sharded: Mask | bool
+    dense: Mask | bool
     replicated: Mask | bool
+
+
+def whole_dims(dims: Dims) -> Array:
+    """`(..., 1, t)`: columns of each whole table: the sum over the ranks that split its columns.
+
+    All ranks of a machine hold the same columns of a staged table.
+    """
+    shards = dims.shards
+    held = shards.dim * shards.present
+    whole = np.where(_some(shards.pooled, shards), held.sum(axis=-2, keepdims=True), _largest(held))
+    if not shards.staged.any():
+        return np.asarray(whole)
+    pieces = held.sum(axis=-2, keepdims=True) / dims.local_world_size[..., None]
+    return np.where(_some(shards.staged, shards), np.rint(pieces), whole)
+
+
+def whole_poolings(dims: Dims) -> Array:
+    """`(..., 1, t)`: lookups per sample of each whole table: the sum over the ranks that split its rows.
+
+    Ranks that hold other columns of a staged table look up the same rows: they count by their columns' share.
+    """
+    shards = dims.shards
+    held = shards.pooling * shards.present
+    whole = np.where(_some(shards.row_split, shards), held.sum(axis=-2, keepdims=True), _largest(held))
+    if not shards.staged.any():
+        return np.asarray(whole)
+    share = shards.dim / np.maximum(whole_dims(dims), 1.0)
+    return np.where(_some(shards.staged, shards), (held * share).sum(axis=-2, keepdims=True), whole)
+
+
+def _some(flags: Mask, shards: Shards) -> Mask:
+    return np.asarray((flags & shards.present).any(axis=-2, keepdims=True))
+
+
+def _largest(values: Array) -> Array:
+    return np.asarray(values.max(axis=-2, keepdims=True))
 
 
 class Sizes:
@@ -94,18 +133,12 @@ class Sizes:
     @cached_property
     def table_dims(self) -> tuple[Array, ...]:
         """Columns of each whole table, `(..., 1)`: the sum over the ranks that split its columns."""
-        shards = self.dims.shards
-        dim = shards.dim * shards.present
-        whole = np.where((shards.pooled & shards.present).any(axis=-2), dim.sum(axis=-2), dim.max(axis=-2))
-        return _columns(whole)
+        return _columns(whole_dims(self.dims)[..., 0, :])
 
     @cached_property
     def table_poolings(self) -> tuple[Array, ...]:
         """Mean lookups per sample of each whole table, `(..., 1)`: the sum over the ranks that split its rows."""
-        shards = self.dims.shards
-        pooling = shards.pooling * shards.present
-        split = (shards.row_split & shards.present).any(axis=-2)
-        return _columns(np.where(split, pooling.sum(axis=-2), pooling.max(axis=-2)))
+        return _columns(whole_poolings(self.dims)[..., 0, :])
 
     @cached_property
     def concat_width(self) -> Array:
@@ -167,7 +200,8 @@ class Sizes:
         if distributed and (shards.replicated & present).any():
             replicated = shards.replicated & present
             batch = np.where(replicated, local, everyone)
-        sharded, lookups = present & ~replicated, batch * shards.pooling
+        owned, lookups = present & ~replicated, batch * shards.pooling
+        sharded, dense = owned & ~shards.dense, owned & shards.dense
         if batch.shape[-1] == 1:
             batch = np.broadcast_to(batch, (*batch.shape[:-1], self.num_tables))
         return tuple(
@@ -179,6 +213,7 @@ class Sizes:
                 batch=batch[..., t],
                 lookups=lookups[..., t],
                 sharded=mask_of(sharded[..., t]),
+                dense=mask_of(dense[..., t]),
                 replicated=mask_of(replicated[..., t]),
             )
             for t in range(self.num_tables)

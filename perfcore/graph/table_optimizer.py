@@ -5,11 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from perfcore.design.training import EmbeddingFusion, Optimizer, Precision
-from perfcore.graph.embedding import MODULE, batched_groups
+from perfcore.graph.groups import MODULE, batched_groups
 from perfcore.graph.kernels import Array, MultiTensor, Sort, SparseUpdate
 from perfcore.graph.ops import Launch, Leaf, Op, Shape
 from perfcore.graph.optimizer import FOR_LOOP, step_name
-from perfcore.graph.parts import BF16_BYTES, FP32_BYTES, INT64_BYTES, Mask, elementwise, storage_bytes, tiny
+from perfcore.graph.parts import (
+    BF16_BYTES,
+    FP32_BYTES,
+    INT64_BYTES,
+    Mask,
+    elementwise,
+    mask_of,
+    storage_bytes,
+    tiny,
+)
 from perfcore.graph.sizes import Sizes, Table
 
 CLASS_NAME = {
@@ -100,19 +109,15 @@ def step(
     """`step()` on every table a rank holds; replicated tables have dense gradients."""
     if embedding is EmbeddingFusion.PER_TABLE:
         return _per_table(sizes, optimizer, table_precision, distributed=distributed)
-    # Only replicated tables are left, kept as one parameter; a row-wise accumulator costs as Adagrad's.
+    # Only tables with dense gradients are left, kept as one parameter; a row-wise accumulator costs as Adagrad's.
+    groups = [group for group in batched_groups(sizes, distributed=distributed) if group.dense]
+    if not groups:
+        return ()
     values = sum(u.values_read + u.values_written for u in FOR_LOOP[_dense_kind(optimizer)])
-    return tuple(
-        Op(
-            step_name(CLASS_NAME[optimizer]),
-            (Launch(MultiTensor(optimizer.value, group.elements, 1.0, values * FP32_BYTES)),),
-            present=group.present,
-            phase="optimizer",
-            module=MODULE,
-        )
-        for group in batched_groups(sizes, distributed=distributed)
-        if group.dense
-    )
+    elements = np.asarray(sum(group.elements for group in groups))
+    update = MultiTensor(optimizer.value, elements, 1.0, values * FP32_BYTES)
+    name, present = step_name(CLASS_NAME[optimizer]), mask_of(elements > 0)
+    return (Op(name, (Launch(update),), present=present, phase="optimizer", module=MODULE),)
 
 
 def _per_table(
@@ -127,8 +132,10 @@ def _per_table(
             for name, args, launched in updates:
                 leaves.append(Leaf(f"aten.{name}", tuple(shapes[a] for a in args)))
                 launches += _launches(table, name, launched, storage_bytes(table_precision))
-        if table.replicated is not False:
-            more_launches, more_leaves = _dense(table, optimizer, storage_bytes(table_precision))
+        present = mask_of(np.logical_or(table.replicated, table.dense))
+        if present is not False:
+            size = storage_bytes(table_precision)
+            more_launches, more_leaves = _dense(table, optimizer, size, present=present)
             launches, leaves = launches + more_launches, leaves + more_leaves
     name = step_name(CLASS_NAME[optimizer])
     return (Op(name, tuple(launches), tuple(leaves), phase="optimizer", module=MODULE),)
@@ -204,7 +211,9 @@ def _coalesce(table: Table, size: float, *, present: Mask | bool) -> list[Launch
     ]
 
 
-def _dense(table: Table, optimizer: Optimizer, size: float) -> tuple[list[Launch], list[Leaf]]:
+def _dense(
+    table: Table, optimizer: Optimizer, size: float, *, present: Mask | bool
+) -> tuple[list[Launch], list[Leaf]]:
     elements, shape = table.rows * table.dim, (table.rows, table.dim)
     updates = FOR_LOOP[_dense_kind(optimizer)]
     launches = [
@@ -213,7 +222,7 @@ def _dense(table: Table, optimizer: Optimizer, size: float) -> tuple[list[Launch
             elements,
             read=u.values_read * size,
             written=u.values_written * size,
-            present=table.replicated,
+            present=present,
         )
         for u in updates
         if u.tensors

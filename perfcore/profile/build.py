@@ -10,6 +10,7 @@ import numpy as np
 from perfcore.cost.collective import CollectiveModel, Curves, SizeCurve, bytes_factor
 from perfcore.cost.embedding import EmbeddingFormulas
 from perfcore.cost.gemm import Correction, GemmModel, GemmParams
+from perfcore.cost.host_rows import HostedModel, HostRows
 from perfcore.cost.learned import Residual
 from perfcore.cost.measured import Fit, MeasuredModel
 from perfcore.cost.memory_bound import MemoryBoundFormulas, Rate
@@ -48,6 +49,7 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         kinds = (kind for kind in get_args(k.Kernel) if kind not in (k.Collective, k.MeasuredKernel))
         return dict.fromkeys(kinds, model) | {k.Collective: _collectives(profile, folder, node)}
     memory, embedding = _memory(entries, device), _embedding(entries, device)
+    host = HostRows(device)
 
     def formula(price: Any, entry: str, *, sum_tables: bool = False) -> FormulaModel[Any]:
         section = entries.section(entry)
@@ -65,8 +67,13 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         k.MultiTensor: formula(memory.multi_tensor, "multi_tensor"),
         k.Memcpy: formula(memory.memcpy, "memcpy_host"),
         k.Memset: formula(memory.memset, "memset"),
-        k.EmbeddingForward: formula(embedding.forward, "embedding_lookup", sum_tables=True),
-        k.EmbeddingBackward: formula(embedding.backward, "embedding_update", sum_tables=True),
+        k.EmbeddingForward: HostedModel(
+            formula(embedding.forward, "embedding_lookup", sum_tables=True), host.lookup
+        ),
+        k.EmbeddingBackward: HostedModel(
+            formula(embedding.backward, "embedding_update", sum_tables=True), host.update
+        ),
+        k.CachePopulate: FormulaModel(host.populate, sum_tables=True),
         k.SparseUpdate: formula(embedding.sparse_update, "embedding_update"),
         k.Collective: _collectives(profile, folder, node),
     }
