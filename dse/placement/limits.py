@@ -21,6 +21,7 @@ from dse.validation_text import nearest
 from dse.yaml_loader import Document, load_yaml
 from perfcore.units import BYTES_PER_GIB
 
+_READABLE = 200
 Option = tuple[str, str, int, int]  # type, kernel, where, shards: what tables that stay together must share
 
 
@@ -99,7 +100,7 @@ def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int,
     """Every named table and rank exists; no table stays together with two groups."""
     for loc, name in _named_tables(limits):
         if name not in position:
-            problems.add(loc, f"no table is called {name!r}; {nearest(name, list(position))}")
+            problems.add(loc, f"no table is called {name!r}; {_known(name, list(position))}")
     named = {("ranks", i): e.ranks for i, e in enumerate(limits.ranks)}
     for at, ranks in (named | {("pin", i): e.ranks for i, e in enumerate(limits.pin)}).items():
         if max(ranks) >= num_ranks:
@@ -112,6 +113,12 @@ def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int,
             if name in seen:
                 problems.add(("together", i, j), f"table {name!r} is in a group already")
             seen.add(name)
+
+
+def _known(name: str, tables: Sequence[str]) -> str:
+    """The nearest name, or as many as a person reads."""
+    near = nearest(name, tables, kind="there are")
+    return near if len(near) < _READABLE else f"there are {tables[0]}, {tables[1]}, ..., {tables[-1]}"
 
 
 def _named_tables(limits: LimitsFile) -> list[tuple[tuple[str | int, ...], str]]:
@@ -292,7 +299,7 @@ def ranks_capacity(capacity_bytes: Array, limits: LimitsFile) -> Array:
 def _slowness(problem: Problem, limits: LimitsFile) -> Array:
     slowness = problem.slowness.copy()
     for entry in limits.ranks:
-        slowness[entry.ranks] = entry.slowness
+        slowness[entry.ranks] *= entry.slowness
     return slowness
 
 
