@@ -4,7 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup run test lint check bench bench-placement studies profiles accuracy validate-cpu clean
+# TorchRec pins versions and asks for a GPU build of FBGEMM: its tests have an environment of their own.
+TORCHREC_VENV  := .venv-torchrec
+TORCHREC_BIN   := $(TORCHREC_VENV)/bin
+TORCHREC_READY := $(TORCHREC_VENV)/.ready
+PINS           := --constraint constraints.txt --constraint constraints-torchrec.txt
+
+.PHONY: setup run test torchrec-setup test-torchrec lint check bench bench-placement studies profiles accuracy validate-cpu clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +32,19 @@ lint: $(READY)             ## what needs no test run
 test: lint                 ## lint, types, import rules, tests
 	$(BIN)/pytest
 
+$(TORCHREC_READY): pyproject.toml constraints.txt constraints-torchrec.txt
+	test -x $(TORCHREC_BIN)/python || $(PYTHON) -m venv $(TORCHREC_VENV)
+	$(TORCHREC_BIN)/pip install --quiet $(PINS) torch
+	$(TORCHREC_BIN)/pip install --quiet $(PINS) --editable '.[torchrec]' pytest pytest-benchmark hypothesis
+	$(TORCHREC_BIN)/pip install --quiet $(PINS) --no-deps torchrec fbgemm-gpu-cpu
+	touch $(TORCHREC_READY)
+
+torchrec-setup: $(TORCHREC_READY)  ## the environment of test-torchrec alone
+
+test-torchrec: $(TORCHREC_READY)   ## the bridge to TorchRec, with TorchRec; fails where it cannot be imported
+	$(TORCHREC_BIN)/python -c 'from dse.placement.torchrec.packages import require; require()'
+	$(TORCHREC_BIN)/pytest tests/dse/placement/torchrec
+
 bench: $(READY)            ## rates and ratios; nothing fails on time
 	$(BIN)/pytest tests/bench --benchmark-enable --benchmark-only
 
@@ -46,4 +65,4 @@ accuracy: $(READY)         ## docs/accuracy.md: kernels from the errors that the
 	$(BIN)/python -m perfcore.trace.accuracy --data tests/data
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TORCHREC_VENV) runs .mypy_cache .ruff_cache .pytest_cache

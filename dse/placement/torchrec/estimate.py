@@ -1,0 +1,72 @@
+"""Cost instances by TorchRec's own enumerator and estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dse.placement.instance import Instance, instance_of_json
+from dse.placement.torchrec.job import Job
+from dse.placement.torchrec.packages import quiet, require
+from perfcore.units import BYTES_PER_GIB
+
+
+def estimate(job: Job, *, column_widths: Sequence[int | None] = (None,)) -> Instance:
+    """The options of every table as TorchRec's planner sees them, with its own prices.
+
+    Args:
+        job: tables, batch and machine.
+        column_widths: the narrowest column pieces (`min_partition`), a search space for each; `None` is TorchRec's
+            default of 128 columns. Options that several of them have are listed once.
+
+    Returns:
+        An instance whose options stand in TorchRec's order.
+
+    Raises:
+        MissingPackageError: TorchRec is not installed.
+        SpaceError: there is no column width.
+    """
+    require()
+    return instance_of_json(json_of_estimate(job, column_widths))
+
+
+def json_of_estimate(job: Job, column_widths: Sequence[int | None]) -> dict[str, Any]:
+    """The instance's plain values; TorchRec must be there."""
+    tables: list[dict[tuple[str, str, int], dict[str, Any]]] = [{} for _ in job.tables]
+    for width in dict.fromkeys(column_widths):
+        for table, option in _priced(job, width):
+            tables[table].setdefault((option["type"], option["kernel"], sum(option["n"])), option)
+    return {
+        "ws": job.machine.num_ranks,
+        "lws": job.machine.local_ranks,
+        "cap": job.machine.capacity_gib,
+        "names": [table.name for table in job.tables],
+        "tables": [list(options.values()) for options in tables],
+    }
+
+
+def _priced(job: Job, column_width: int | None) -> list[tuple[int, dict[str, Any]]]:
+    from dse.placement.torchrec import setup
+
+    with quiet():
+        once = setup.OncePerSize(expand=False)
+        topology = setup.topology_of(job.machine)
+        constraints = setup.constraints_of(job, column_width)
+        enumerator = setup.enumerator_of(job, constraints, topology, once)
+        options = enumerator.enumerate(setup.collection_of(job), setup.sharders())
+    of_name = {setup.name_of(t): t for t in range(len(job.tables))}
+    return [(of_name[o.name], _plain(o, lengths)) for o, lengths in zip(options, once.runs, strict=True)]
+
+
+def _plain(option: Any, lengths: Sequence[int]) -> dict[str, Any]:
+    return {
+        "type": option.sharding_type,
+        "kernel": option.compute_kernel,
+        "part": option.partition_by,
+        "n": list(lengths),
+        "sh": [[*_times(s.perf), s.storage.hbm / BYTES_PER_GIB] for s in option.shards],
+    }
+
+
+def _times(perf: Any) -> tuple[float, float, float, float]:
+    return perf.fwd_compute, perf.fwd_comms, perf.bwd_compute, perf.bwd_comms

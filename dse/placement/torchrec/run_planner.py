@@ -1,0 +1,177 @@
+"""TorchRec's own planner, run on a job. Importing this module imports TorchRec."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.proposers import (
+    DynamicProgrammingProposer,
+    GreedyProposer,
+    GridSearchProposer,
+    UniformProposer,
+)
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError
+
+from dse.placement.torchrec import setup
+from dse.placement.torchrec.job import Job
+from dse.placement.torchrec.packages import quiet
+
+# Its dynamic programme cannot be stopped: it is left out where its tables would hold more entries than this.
+_MAX_STATES, _BINS = 2_000_000, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a plan does with one table: `type`, `kernel`, and the rank of each shard."""
+
+    type: str
+    kernel: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best plans of one setting of TorchRec's planner, choices in the order of the job's tables.
+
+    Attributes:
+        setting: what differs from TorchRec's defaults.
+        rating: its answer: the best plan by its own rating; `None` where it found none.
+        critical_path: of all plans that it tried, the best by the critical path that it prints and does not minimise.
+        wall_s: time it took, estimates included.
+        plans_tried: plans that it rated.
+        timed_out: the time limit ended it.
+    """
+
+    setting: str
+    rating: tuple[Choice, ...] | None
+    critical_path: tuple[Choice, ...] | None
+    wall_s: float
+    plans_tried: int
+    timed_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    name: str
+    column_width: int | None = None
+    by_time: bool = False
+    dynamic: bool = False
+
+
+class _Watch:
+    """TorchRec's performance model (the largest sum of a rank), that also remembers the best critical path."""
+
+    def __init__(self, num_ranks: int, tables: int) -> None:
+        self._num_ranks, self._tables = num_ranks, tables
+        self._rating_ms = self._critical_ms = float("inf")
+        self.rating: tuple[Choice, ...] | None = None
+        self.critical_path: tuple[Choice, ...] | None = None
+        self.plans = 0
+
+    def rate(self, plan: Sequence[Any]) -> float:
+        """The plan's rating, ms."""
+        self.plans += 1
+        rating_ms, critical_ms = _rated(plan, self._num_ranks)
+        if rating_ms < self._rating_ms:
+            self._rating_ms, self.rating = rating_ms, self._choices(plan)
+        if critical_ms < self._critical_ms:
+            self._critical_ms, self.critical_path = critical_ms, self._choices(plan)
+        return rating_ms
+
+    def _choices(self, plan: Sequence[Any]) -> tuple[Choice, ...]:
+        of_name = {o.name: o for o in plan}
+        options = [of_name[setup.name_of(t)] for t in range(self._tables)]
+        return tuple(
+            Choice(o.sharding_type, o.compute_kernel, tuple(int(s.rank) for s in o.shards)) for o in options
+        )
+
+
+def plans_of(job: Job, *, column_widths: Sequence[int | None], time_limit_s: float) -> Iterator[Found]:
+    """TorchRec's planner with its defaults, then with all else that it offers, until the time is used.
+
+    The first setting may use half of the time, each later one its share of the rest. Estimates are not
+    interrupted.
+    """
+    end = time.monotonic() + time_limit_s
+    settings = _settings(job, column_widths)
+    for i, setting in enumerate(settings):
+        left = end - time.monotonic()
+        if i and left <= 0:
+            return
+        share = 0.5 if not i else 1 / (len(settings) - i)
+        with quiet():
+            found = _run(job, setting, max(left * share, 1e-3))
+        yield found
+
+
+def _settings(job: Job, column_widths: Sequence[int | None]) -> list[_Setting]:
+    states = len(job.tables) * job.machine.num_ranks * _BINS
+    narrow = [w for w in dict.fromkeys(column_widths) if w is not None]
+    dynamic = [_Setting("dynamic programming", dynamic=True)] if states <= _MAX_STATES else []
+    return [
+        _Setting("default"),
+        *(_Setting(f"columns down to {w}", w) for w in narrow),
+        _Setting("largest time first", by_time=True),
+        *(_Setting(f"columns down to {w}, largest time first", w, by_time=True) for w in narrow),
+        *dynamic,
+        *(_Setting(f"columns down to {w}, {s.name}", w, dynamic=True) for w in narrow for s in dynamic),
+    ]
+
+
+def _run(job: Job, setting: _Setting, time_limit_s: float) -> Found:
+    start = time.monotonic()
+    topology = setup.topology_of(job.machine)
+    constraints = setup.constraints_of(job, setting.column_width)
+    once = setup.OncePerSize(expand=True)
+    watch = _Watch(job.machine.num_ranks, len(job.tables))
+    planner = EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=job.batch_per_rank,
+        enumerator=setup.enumerator_of(job, constraints, topology, once),
+        storage_reservation=FixedPercentageStorageReservation(job.machine.reserved_share),
+        proposer=_proposers(setting),
+        partitioner=GreedyPerfPartitioner(SortBy.PERF if setting.by_time else SortBy.STORAGE),
+        performance_model=watch,
+        constraints=constraints,
+        stats=[],
+        timeout_seconds=time_limit_s,
+    )
+    asked = time.monotonic()
+    with suppress(PlannerError):  # it found no plan, which `rating` tells
+        planner.plan(setup.collection_of(job), setup.sharders())
+    now = time.monotonic()
+    return Found(
+        setting.name, watch.rating, watch.critical_path, now - start, watch.plans, now - asked > time_limit_s
+    )
+
+
+def _proposers(setting: _Setting) -> list[Any]:
+    """TorchRec's own four; or its dynamic programme, which it leaves to its users to choose."""
+    if setting.dynamic:
+        return [DynamicProgrammingProposer(_BINS)]
+    return [UniformProposer(), GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False)]
+
+
+def _rated(plan: Sequence[Any], num_ranks: int) -> tuple[float, float]:
+    """The largest sum of a rank, and the sum over compute and each type's exchanges of their largest, ms."""
+    total = [0.0] * num_ranks
+    events: dict[str, list[float]] = defaultdict(lambda: [0.0] * num_ranks)
+    for option in plan:
+        kind = option.sharding_type
+        sums = (events["compute"], events["back"], events["out " + kind], events["in " + kind])
+        for shard in option.shards:
+            perf, rank = shard.perf, shard.rank
+            total[rank] += perf.total
+            for event, ms in zip(
+                sums, (perf.fwd_compute, perf.bwd_compute, perf.fwd_comms, perf.bwd_comms), strict=True
+            ):
+                event[rank] += ms
+    return max(total), sum(max(event) for event in events.values())
