@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dse.errors import NoFeasibleCandidateError, StorageError
+from dse.placement.problem import Assignment, Problem
 from dse.placement.report import Certificate, OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report_files import DESIGN
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from dse.placement.certify import Alternative, CertifiedPlan, TableChoice
     from perfcore.design.design import Design
     from perfcore.predictor import Predictor
+
+_MEMORY_S = 2.0  # for each remedy that is tried out
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +218,13 @@ def _certified(request: Request, design: Design, predictor: Predictor) -> Certif
             limits=transform,
         )
     except NoFeasibleCandidateError:
-        from dse.cli.plan_remedies import refused
+        from dse.placement.certified import certify
+        from dse.placement.design_shortage import design_refusal
 
-        raise refused(design, predictor, transform, seed=request.seed) from None
+        def solve(problem: Problem) -> Assignment:
+            return certify(problem, time_limit_s=_MEMORY_S, seed=request.seed).assignment
+
+        raise design_refusal(design, solve, limited=transform is not None) from None
 
 
 def _transform(request: Request, design: Design) -> Callable[[Any], Any] | None:

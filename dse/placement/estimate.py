@@ -18,7 +18,8 @@ import numpy as np
 
 from dse.errors import SpaceError
 from dse.placement.instance import Instance
-from dse.placement.problem import Array, Ints, Where
+from dse.placement.labels import Labels
+from dse.placement.problem import Array, Ints, Problem, Where, homogeneous
 from perfcore.cost.memory_bound import SECTOR_BYTES
 from perfcore.cost.model import CostModel
 from perfcore.design.hardware import System
@@ -27,7 +28,7 @@ from perfcore.design.sharding import Shards
 from perfcore.design.training import Fusion, Training
 from perfcore.graph.communication import BUCKET_CAP_BYTES
 from perfcore.graph.dims import Dims, structure_for
-from perfcore.graph.embedding import INT32_BYTES
+from perfcore.graph.groups import INT32_BYTES
 from perfcore.graph.kernels import (
     Collective,
     CollectiveKind,
@@ -120,6 +121,26 @@ def estimated_instance(
         num_ranks=system.world_size,
         ranks_per_host=system.local_world_size,
     )
+
+
+def memory_of_tables(
+    tables: Sequence[EmbeddingTable], training: Training, system: System, *, capacity_bytes: float
+) -> tuple[Problem, Labels]:
+    """The same options with memory alone: what a shard costs is its share of the capacity."""
+    splits = _splits(tables, training, system)
+    bytes_ = np.repeat(_bytes(splits, training, system), splits.count)
+    problem = homogeneous(
+        first_option=np.searchsorted(splits.table, np.arange(len(tables) + 1)).astype(np.int64),
+        first_shard=np.concatenate([[0], np.cumsum(splits.count)]).astype(np.int64),
+        where=splits.where,
+        cost=bytes_[:, None] / max(capacity_bytes, 1.0),
+        bytes_=bytes_,
+        capacity_bytes=capacity_bytes,
+        num_ranks=system.world_size,
+        ranks_per_host=system.local_world_size,
+    )
+    kernels = ("",) * len(splits.kinds)
+    return problem, Labels(tuple(t.name for t in tables), splits.kinds, kernels, ("memory",))
 
 
 def column_counts(dim: int, element_bytes: float, most: int) -> list[int]:
