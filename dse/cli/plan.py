@@ -177,8 +177,8 @@ def _make(making: dict[str, Any], profile: str | None, out: Path | None, *, as_j
     wish = Wish(
         tables=making["--tables"],
         gpus=making["--gpus"],
-        batch_per_gpu=making["--batch-per-gpu"] or 1024,
-        dim=making["--dim"] or 128,
+        batch_per_gpu=1024 if making["--batch-per-gpu"] is None else making["--batch-per-gpu"],
+        dim=128 if making["--dim"] is None else making["--dim"],
         system=making["--system"] or "dgx-a100-80gb",
         estimator=making["--estimator"] or "ours",
         profile=profile,

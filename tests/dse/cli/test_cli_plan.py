@@ -1,0 +1,178 @@
+"""`dse plan` as a person and as a machine use it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dse.cli import app
+
+DATA = Path(__file__).parents[2] / "data" / "sharding_instances"
+ONE_HOT, MULTI_HOT = DATA / "criteo_onehot_26x8.json.gz", DATA / "criteo_v2_26x8.json.gz"
+DESIGN = "spaces/designs/criteo_8gpu.yaml"
+QUICK = ("--time-limit", "2")
+KEYS = {"lower_bound_ms", "certified_gap_pct", "proven", "wall_s", "ranks", "tables"}
+
+
+def call(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "80"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(call(*arguments, "--json").stdout)
+    return answer
+
+
+# --- instances ----------------------------------------------------------------------------------------
+
+
+def test_an_instance_is_solved_and_proven() -> None:
+    answer = planned("--instance", ONE_HOT, "--objective", "rating", "--time-limit", "5")
+    assert set(answer) >= KEYS | {"objective_ms"}
+    assert answer["objective_ms"] == pytest.approx(0.8532, abs=5e-5)
+    assert answer["proven"] is True
+    assert answer["certified_gap_pct"] == pytest.approx(0, abs=1e-2)
+    assert max(r["load_ms"] for r in answer["ranks"]) == pytest.approx(answer["objective_ms"])
+
+
+def test_the_critical_path_is_the_sum_of_the_slowest_ranks() -> None:
+    answer = planned("--instance", MULTI_HOT, *QUICK)
+    assert answer["objective_ms"] == pytest.approx(sum(e["slowest_ms"] for e in answer["events"]))
+    assert answer["lower_bound_ms"] <= answer["objective_ms"]
+    assert answer["objective_ms"] < 3.0344  # what TorchRec's planner reaches on these costs
+    gap = 100 * (answer["objective_ms"] / answer["lower_bound_ms"] - 1)
+    assert answer["certified_gap_pct"] == pytest.approx(gap, abs=1e-6)
+
+
+def test_a_person_reads_it_at_eighty_columns() -> None:
+    text = call("--instance", DATA / "synth_100x16_cw.json.gz", *QUICK).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    for words in (
+        "ms critical path, at most", "100 tables on 16 ranks of 2 machines", "Events: each ends with its slowest rank",
+        "How tables are split", "Ranks: the 6 most loaded and the 2 least loaded of 16", "Tables: the 10 dearest of 100",
+    ):  # fmt: skip
+        assert words in text, words
+    assert len(text.splitlines()) < 80
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    first, again = (
+        planned("--instance", ONE_HOT, "--objective", "rating", "--seed", "3", "--time-limit", "10")
+        for _ in range(2)
+    )
+    assert first["tables"] == again["tables"]
+
+
+def test_a_report_is_written(tmp_path: Path) -> None:
+    call("--instance", ONE_HOT, *QUICK, "-o", tmp_path / "plan")
+    with (tmp_path / "plan" / "tables.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 26
+    assert "What each rank does" in (tmp_path / "plan" / "report.html").read_text()
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["ranks"]
+
+
+def test_limits_are_kept(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(
+        "pin: [{table: table_19, ranks: [5]}]\ntogether: [[table_1, table_2]]\nkinds: [{forbid: [data_parallel]}]\n"
+    )
+    answer = planned("--instance", MULTI_HOT, "--limits", limits, *QUICK)
+    tables = {t["table"]: t for t in answer["tables"]}
+    assert set(tables["table_19"]["ranks"]) == {5}
+    assert tables["table_1"]["ranks"] == tables["table_2"]["ranks"]
+    assert tables["table_1"]["together_with"] == ["table_2"]
+    assert "data_parallel" not in {t["type"] for t in answer["tables"]}
+
+
+def test_nothing_fits_under_limits(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("hbm_gib: 8\npin: [{table: table_0, ranks: [0]}]\n")
+    result = call("--instance", MULTI_HOT, "--limits", limits, *QUICK, code=3)
+    assert "error: Table 'table_0' needs 19.1 GiB on a rank even as" in result.stderr
+    assert "11.1 GiB are missing" in result.stderr
+    assert "1. 1" in result.stderr  # so many GiB would do
+    assert "GiB for tables on each rank instead of 8.0 GiB." in result.stderr
+    assert "The limits without their section `hbm_gib`." in result.stderr
+
+
+def test_mistakes_in_limits_are_told_with_their_place(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("pin:\n  - {table: nobody, ranks: [0]}\n  - {table: table_0, ranks: [99]}\n")
+    result = call("--instance", ONE_HOT, "--limits", limits, code=2)
+    assert f"{limits}:2:13: pin.0.table: no table is called 'nobody'" in result.stderr
+    assert f"{limits}:3:30: pin.1.ranks: there are 8 ranks" in result.stderr
+
+
+# --- making instances -----------------------------------------------------------------------------------
+
+
+def test_an_instance_is_made_and_can_be_solved(tmp_path: Path) -> None:
+    file = tmp_path / "inst.json.gz"
+    said = planned("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", file)
+    assert (said["tables"], said["ranks"], said["estimator"]) == (26, 8, "ours")
+    answer = planned("--instance", file, *QUICK)
+    assert answer["objective_ms"] > 0
+    assert len(answer["tables"]) == 26
+
+
+def test_tables_of_ones_own(tmp_path: Path) -> None:
+    tables = tmp_path / "tables.csv"
+    tables.write_text("rows,dim,pooling\n1,64,2\n100000,30,1\n5000,64,0\n")
+    result = call("--make-instance", "--tables", tables, "--gpus", 16, "-o", tmp_path / "inst.json")
+    assert "3 tables on 16 ranks" in result.stdout
+    assert "columns not divisible by 4" in result.stderr
+    assert "no lookups at all in table_2" in result.stderr
+    answer = planned("--instance", tmp_path / "inst.json", *QUICK)
+    assert {t["table"]: len(t["ranks"]) for t in answer["tables"]}["table_0"] in (1, 2, 4, 8, 16)
+
+
+def test_an_empty_table_set(tmp_path: Path) -> None:
+    tables = tmp_path / "tables.csv"
+    tables.write_text("rows,dim\n")
+    result = call("--make-instance", "--tables", tables, "--gpus", 8, "-o", tmp_path / "x", code=2)
+    assert "tables are needed, but got 0" in result.stderr
+
+
+# --- misuse ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "takes one of DESIGN, --instance FILE and --make-instance, but got none of them"),
+        ((DESIGN, "--instance", ONE_HOT), "but got DESIGN and --instance"),
+        (("--instance", ONE_HOT, "--set", "a=b"), "--set belongs to DESIGN, but got --instance"),
+        (("--instance", ONE_HOT, "--export", "torchrec", "--compare", "torchrec"), "--export and --compare belong to"),
+        (("--instance", ONE_HOT, "--gpus", 8), "--gpus belongs to --make-instance, but got --instance"),
+        (("--instance", ONE_HOT, "--profile", "h100-sxm"), "--profile belongs to DESIGN"),
+        (("--instance", ONE_HOT, "--objective", "speed"), "must be one of rating, critical_path, but got 'speed'"),
+        (("--instance", ONE_HOT, "--time-limit", "0"), "`0 < --time-limit < 1e6` must hold"),
+        (("--instance", ONE_HOT, "--time-limit", "nan"), "`0 < --time-limit < 1e6` must hold"),
+        (("--instance", ONE_HOT, "--seed", "-1"), "`0 <= --seed < 2**32` must hold"),
+        (("--instance", "nowhere.json"), "nowhere.json"),
+        (("--instance", DESIGN), "is no instance"),
+        ((DESIGN, "--objective", "rating"), "--objective belongs to --instance, but got DESIGN"),
+        ((DESIGN, "--export", "hugectr"), "`--export` must be torchrec, but got 'hugectr'"),
+        ((DESIGN, "--export", "torchrec", "--compare", "torchrec"), "--export and --compare exclude one another"),
+        (("--make-instance", "--tables", "criteo_terabyte"), "`--make-instance` needs --tables, --gpus and -o FILE"),
+        (("--make-instance", "--tables", "none", "--gpus", 8, "-o", "x"), "no bundled table set is called `none`"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 12, "-o", "x"), "multiple of the node's 8 GPUs"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 0, "-o", "x"), "`world_size` must be"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--limits", "y"), "--limits belongs"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--estimator", "z"), "must be one of ours, torchrec"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--system", "abacus"), "not in the catalogue"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--batch-per-gpu", "-3"), "at least 1"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "/nowhere/x"), "cannot be"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_a_sentence(arguments: tuple[object, ...], said: str) -> None:
+    result = call(*arguments, code=2)
+    assert said in result.stderr
+    assert "Traceback" not in result.output
