@@ -18,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "one":
             return _one()
+        if options.command == "collectives":
+            return _collectives()
         if options.command == "collect":
             return _collect(options)
         return _run(options)
@@ -84,6 +86,13 @@ def _one() -> int:
     return 0
 
 
+def _collectives() -> int:
+    from perfcore.measure.collective_sweep import sweep_here
+
+    print(json.dumps(sweep_here(json.load(sys.stdin))))  # noqa: T201
+    return 0
+
+
 def _line(name: str, status: str, detail: str) -> str:
     return f"{name}: {status}" + (f" ({detail})" if detail else "")
 
@@ -110,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--budget", type=duration_s, default=480.0, help="time to spend, e.g. 60s or 8m")
     sweep.add_argument("--threads", type=int, default=1, help="CPU threads; one is the steadiest")
     commands.add_parser("one", help="serve one request from standard input (used by `run`)")
+    commands.add_parser("collectives", help="serve one request from standard input (used by `collect`)")
     return parser
 
 

@@ -5,19 +5,24 @@ What is in the folder already is not measured again, so that a sweep can be ende
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perfcore.errors import DesignError, PerfcoreError
+from perfcore.errors import DesignError, PerfcoreError, UnsupportedError
+from perfcore.graph import kernels as k
 from perfcore.graph.kernels import DType
-from perfcore.measure.host import cache_bytes, measured_system
-from perfcore.measure.iteration import check_device, measure_iteration
+from perfcore.measure.collective_sweep import measure_collectives, worlds
+from perfcore.measure.failures import breaks_the_device, first_line, status_of
+from perfcore.measure.files import cannot_write
+from perfcore.measure.host import cache_bytes, cores, measured_system
+from perfcore.measure.iteration import check_device, indexed, measure_iteration
 from perfcore.measure.kernel_cases import CPU_LIMITS, CUDA_LIMITS, Case, dense_cases
 from perfcore.measure.kernels import Timing, time_case
 from perfcore.measure.loops import host_bound, kernel_bound, record_trace
@@ -36,12 +41,15 @@ from perfcore.measure.source import Source
 from perfcore.measure.table_cases import copy_cases, table_cases
 
 LOOP_SHARE = 0.4
+COLLECTIVE_SHARE = 0.06
 FEWEST_LOOPS = 8  # below, a fit has too little to go by: measured also when the time is up
 # What one kernel may take: a share of the budget, within bounds.
 CASE_SHARE, SHORTEST_CASE_S, LONGEST_CASE_S = 1 / 2000, 0.03, 0.3
 CUDA_BATCH_SCALE = 16
 FORGET_EVERY = 20
 NOISY = 0.2
+BUSY_PCT = 20
+_GO_ON = "What was measured so far is kept; run the same command again to go on."
 Say = Callable[[str], None]
 
 
@@ -54,22 +62,34 @@ class Collected:
         loops: training loops.
         noisy: kernels whose runs spread by more than a fifth.
         refused: kernels and loops that do not run here, with the reason.
+        collectives: timed collectives.
+        busy: what used the device before the first measurement, in a sentence; empty where nothing did.
+        stopped: why the sweep ended before its time; empty where it did not.
     """
 
     kernels: int
     loops: int
     noisy: int
     refused: tuple[str, ...]
+    collectives: int = 0
+    busy: str = ""
+    stopped: str = ""
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a person should know of it, a sentence each."""
-        said = [f"{self.kernels} timings of kernels, {self.loops} training loops."]
+        said = [
+            f"{self.kernels} timings of kernels, {self.collectives} of collectives, {self.loops} training loops."
+        ]
+        if self.busy:
+            said.append(self.busy)
         if self.noisy:
             said.append(
                 f"{self.noisy} timings spread by more than a fifth: another program was using the device. "
                 "Run the command again on an idle one to add more."
             )
+        if self.stopped:
+            said.append(f"Stopped early: {self.stopped}. Run the same command again to go on.")
         return (*said, *(f"not measured: {line}" for line in self.refused))
 
 
@@ -77,30 +97,71 @@ def collect(out: Path, *, device: str, budget_s: float, say: Say = lambda _: Non
     """Measure for `budget_s` seconds into the folder `out`.
 
     Raises:
-        DesignError: the budget is not positive.
-        UnsupportedError: no such device.
-        ProfileError: the folder cannot be written, or holds samples of another device.
+        DesignError: the budget is not positive, or the folder holds samples of another device.
+        UnsupportedError: no such device, or one that this torch, driver or machine cannot use; the message says why.
+        ProfileError: the folder cannot be written.
     """
     if not budget_s > 0:
         raise DesignError(f"`budget > 0` must hold, but got {budget_s:g} s.")
     check_device(device)
-    begin = time.perf_counter()
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
+    device, begin = indexed(device), time.perf_counter()
+    before = device_state(device)
+    _check_runs(device)
     folder = SampleFolder(out)
     folder.create()
     here = environment(device)
     _check_same_device(folder, here)
     system = measured_system(device)
-    folder.add_environment(here | {"system": system_to_dict(system)} | device_state(device))
+    folder.add_environment(here | {"system": system_to_dict(system)} | before)
     scale = CUDA_BATCH_SCALE if device.startswith("cuda") else 1
     designs = in_any_order(host_bound(system), kernel_bound(system, scale=scale))
     loops, refused = _loops(
         folder, designs, here, device=device, until=begin + LOOP_SHARE * budget_s, say=say
     )
+    exchanged, alone = _collectives(folder, device=device, budget_s=budget_s, say=say)
     sweep = _sweep(folder, device=device, begin=begin, budget_s=budget_s, say=say)
-    folder.add_environment(device_state(device))
-    return Collected(sweep.kernels, loops, sweep.noisy, (*refused, *sweep.refused))
+    if not sweep.stopped:
+        folder.add_environment(device_state(device))
+    return replace(
+        sweep,
+        loops=loops,
+        collectives=exchanged,
+        refused=(*refused, *alone, *sweep.refused),
+        busy=busy_before(before),
+    )
+
+
+def _check_runs(device: str) -> None:
+    """Run one kernel: a GPU that is there may still be of no use to this torch."""
+    try:
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
+        torch.ones(8, device=device).add_(1).sum().item()
+    except (RuntimeError, AssertionError) as err:
+        raise UnsupportedError(
+            f"{device} cannot be measured: {status_of(err)[1]}.",
+            hint="Nothing was measured; what an earlier call measured is kept.",
+        ) from err
+
+
+def _collectives(folder: SampleFolder, *, device: str, budget_s: float, say: Say) -> tuple[int, list[str]]:
+    """Collectives of as many ranks as there is room for, where they were not measured before."""
+    known = {int(k.dims(s.kernel)["world_size"]) for s in folder.collective_samples()}  # type: ignore[arg-type]
+    missing = [n for n in worlds(device) if n not in known]
+    done, refused = 0, []
+    for size in missing:
+        say(f"collectives of {size} ranks")
+        try:
+            seconds = COLLECTIVE_SHARE * budget_s / len(missing)
+            # All or none of a world: a part of one would pass for the whole.
+            found = list(measure_collectives(size, device=device, seconds=seconds))
+        except UnsupportedError as err:
+            refused.append(err.message)
+            continue
+        for sample in found:
+            folder.add(sample)
+        done += len(found)
+    return done, refused
 
 
 def _loops(
@@ -140,15 +201,30 @@ def in_any_order(*lists: Sequence[NamedDesign]) -> list[NamedDesign]:
 
 
 def _loop(folder: SampleFolder, named: NamedDesign, *, device: str, seconds: float) -> DesignSample:
-    design = named.design
+    design, notes = named.design, tuple[str, ...]()
     try:
         iteration = measure_iteration(design, device=device, min_iterations=20, max_seconds=seconds * 0.6)
-        # On a CPU a trace cannot tell an op's host time from its kernels'.
-        if device.startswith("cuda") and named.name.startswith("host"):
-            record_trace(design, folder.traces / f"{named.name}.json.gz", device=device)
     except (PerfcoreError, RuntimeError, MemoryError) as err:
-        return DesignSample(named.name, design, Status.UNSUPPORTED, _first_line(err))
-    return DesignSample(named.name, design, Status.OK, iteration=iteration, notes=iteration.notes)
+        if breaks_the_device(err):
+            raise UnsupportedError(f"The device failed: {first_line(err)}.", hint=_GO_ON) from err
+        return DesignSample(named.name, design, Status.UNSUPPORTED, first_line(err))
+    # On a CPU a trace cannot tell an op's host time from its kernels'.
+    if device.startswith("cuda") and named.name.startswith("host"):
+        notes = _traced(folder, named, device=device)
+    return DesignSample(named.name, design, Status.OK, iteration=iteration, notes=(*iteration.notes, *notes))
+
+
+def _traced(folder: SampleFolder, named: NamedDesign, *, device: str) -> tuple[str, ...]:
+    """Keep the loop's trace; without it the loop's time is still good."""
+    path = folder.traces / f"{named.name}.json.gz"
+    try:
+        record_trace(named.design, path, device=device)
+    except RuntimeError as err:
+        return (f"no trace: {first_line(err)}",)
+    except OSError as err:
+        path.unlink(missing_ok=True)
+        raise cannot_write(path, err) from None
+    return ()
 
 
 def all_cases(device: str) -> list[Case]:
@@ -167,12 +243,15 @@ def _sweep(folder: SampleFolder, *, device: str, begin: float, budget_s: float, 
     cache = cache_bytes(device)
     source = Source(device, cache_bytes=cache, seed=time.time_ns() % 2**32)
     case_s = min(LONGEST_CASE_S, max(SHORTEST_CASE_S, budget_s * CASE_SHARE))
-    done, noisy, refused = 0, 0, []
+    done, noisy, refused, uncaptured = 0, 0, list[str](), set[type]()
     while not (done and plan.has_every_kind) or time.perf_counter() - begin < budget_s - case_s:
         index = plan.next()
         if index is None:
             break
-        timings, why = _timed(cases[index], source, cache=cache, seconds=case_s)
+        try:
+            timings, why = _timed(cases[index], source, cache=cache, seconds=case_s, uncaptured=uncaptured)
+        except DeviceFailure as err:
+            return Collected(done, 0, noisy, tuple(refused), stopped=str(err))
         for timing in timings:
             folder.add(KernelSample(cases[index].kernel, timing))
             done, noisy = done + 1, noisy + (timing.spread > NOISY)
@@ -187,14 +266,29 @@ def _sweep(folder: SampleFolder, *, device: str, begin: float, budget_s: float, 
     return Collected(done, 0, noisy, tuple(refused))
 
 
-def _timed(case: Case, source: Source, *, cache: float, seconds: float) -> tuple[list[Timing], str]:
-    """Warm and cold timings, and why there are none."""
+class DeviceFailure(Exception):  # noqa: N818 - it says what happened
+    """After it, the process gets nothing but errors from its device."""
+
+
+def _timed(
+    case: Case, source: Source, *, cache: float, seconds: float, uncaptured: set[type]
+) -> tuple[list[Timing], str]:
+    """Warm and cold timings, and why there are none.
+
+    Raises:
+        DeviceFailure: nothing more can be measured by this process.
+    """
     timings: list[Timing] = []
     try:
         with tf32_products(allowed=getattr(case.kernel, "dtype", None) is DType.TF32):
-            timings += time_case(case, source, cache_bytes=cache, max_seconds=seconds)
+            timings += time_case(case, source, cache_bytes=cache, max_seconds=seconds, uncaptured=uncaptured)
     except (PerfcoreError, RuntimeError, MemoryError, AttributeError) as err:
-        return timings, _first_line(err)
+        if breaks_the_device(err):
+            raise DeviceFailure(f"{type(case.kernel).__name__}: {first_line(err)}") from err
+        source.forget()
+        if source.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+        return timings, first_line(err)
     return timings, ""
 
 
@@ -211,30 +305,36 @@ def _check_same_device(folder: SampleFolder, here: dict[str, Any]) -> None:
 
 
 def device_state(device: str) -> dict[str, Any]:
-    """Clocks, temperature and power now, where `nvidia-smi` tells; nothing is changed."""
+    """How it is now, nothing is changed: clocks, temperature, power and use of a GPU where `nvidia-smi` tells; load."""
+    load = {"load": round(os.getloadavg()[0], 2)} if hasattr(os, "getloadavg") else {}
     if not device.startswith("cuda"):
-        return {}
+        return load
     query = "clocks.sm,clocks.mem,temperature.gpu,power.draw,utilization.gpu,driver_version"
-    command = [
-        "nvidia-smi",
-        f"--query-gpu={query}",
-        "--format=csv,noheader,nounits",
-        "-i",
-        str(_index(device)),
-    ]
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", _smi_id(device)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(query.split(","), (v.strip() for v in answer.split(",")), strict=False))
+        return load
+    return load | dict(zip(query.split(","), (v.strip() for v in answer.split(",")), strict=False))
 
 
-def _index(device: str) -> int:
-    return int(device.partition(":")[2] or torch.cuda.current_device())
+def busy_before(state: Mapping[str, Any]) -> str:
+    """What else used the device before the first measurement, in a sentence; empty where nothing did."""
+    used = str(state.get("utilization.gpu", ""))
+    if used.isdecimal():
+        return (
+            f"The GPU was {used} % in use before: another process is on it." if int(used) >= BUSY_PCT else ""
+        )
+    load, room = float(state.get("load", 0.0)), cores()
+    if load >= room * BUSY_PCT / 100:
+        return f"The machine's load was {load:g} on {room} cores before: other programs are running."
+    return ""
 
 
-def _first_line(err: BaseException) -> str:
-    return (str(err).strip().splitlines() or [type(err).__name__])[0]
+def _smi_id(device: str) -> str:
+    """What `nvidia-smi` calls the device: torch counts only those that it may see."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid else device.partition(":")[2]
 
 
 def system_to_dict(system: Any) -> dict[str, Any]:

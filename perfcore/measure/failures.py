@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 import torch
 
 from perfcore.measure.record import Status
@@ -79,11 +77,6 @@ def breaks_the_device(err: BaseException) -> bool:
         "misaligned",
     )
     return any(words in lower for words in sticky)
-
-
-def is_disk_full(err: OSError) -> bool:
-    """No room is left, or none that this user may fill."""
-    return err.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def first_line(err: BaseException) -> str:

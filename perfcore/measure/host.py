@@ -23,10 +23,11 @@ _PRODUCT = 1024
 
 def measured_system(device_name: str) -> System:
     """One device of this machine, alone."""
-    found = _cuda_device(device_name) if device_name.startswith("cuda") else _cpu()
+    on_cuda = device_name.startswith("cuda")
+    found = _cuda_device(device_name) if on_cuda else _cpu()
     nodes = [catalogue_node(n) for n in node_names()]
     own = [n for n in nodes if n.device == found.name]
-    return System(found, own[0] if own else _alone(found), 1)
+    return System(found, own[0] if own else _machine(found, on_cuda=on_cuda), 1)
 
 
 def cache_bytes(device_name: str) -> float:
@@ -125,13 +126,14 @@ def _wait(device_name: str) -> None:
         torch.cuda.synchronize(device_name)
 
 
-def _alone(found: Device) -> Node:
-    """A machine of one device; its links are never used."""
+def _machine(found: Device, *, on_cuda: bool) -> Node:
+    """This machine; where collectives were measured, its links are never used."""
+    ranks = torch.cuda.device_count() if on_cuda else max(1, cores() // torch.get_num_threads())
     return Node(
-        name=f"one-{found.name}",
-        description=f"one {found.description}",
+        name=f"this-{found.name}",
+        description=f"{found.description}, room for {ranks} ranks",
         device=found.name,
-        gpus=1,
+        gpus=ranks,
         intra_bytes_per_s=found.hbm_bytes_per_s,
         intra_latency_us=1.0,
         inter_bytes_per_s=found.hbm_bytes_per_s,
@@ -139,6 +141,13 @@ def _alone(found: Device) -> Node:
         host_memory_bytes=_physical_bytes(),
         input_samples_per_s=math.inf,
     )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _physical_bytes() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +12,8 @@ from typing import Any
 from perfcore.design.design import Design, from_dict, to_dict
 from perfcore.errors import DesignError, PerfcoreError
 from perfcore.measure.failures import status_of
-from perfcore.measure.iteration import IterationSample, measure_iteration
+from perfcore.measure.host import cores
+from perfcore.measure.iteration import IterationSample, indexed, measure_iteration
 from perfcore.measure.layout import can_run
 from perfcore.measure.processes import run_ranks
 from perfcore.measure.rank_iteration import measure_rank
@@ -107,13 +107,6 @@ def _room(settings: Settings) -> int:
     return max(1, cores() // (settings.threads or torch.get_num_threads()))
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def measure_here(request: Mapping[str, Any]) -> dict[str, Any]:
     """Serve a request of `measure_isolated` in this process, which is one of its ranks."""
     import torch
@@ -201,4 +194,4 @@ def _agreed(design: Design, settings: Settings, world: World) -> Reduced:
 def _free_bytes(device: str) -> int:
     import torch
 
-    return torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else free_memory_bytes()
+    return torch.cuda.mem_get_info(indexed(device))[0] if device.startswith("cuda") else free_memory_bytes()

@@ -83,10 +83,25 @@ def check_device(device: str) -> None:
         raise UnsupportedError(f"`device` must be cpu, cuda or cuda:<index>, but got {device!r}.")
     count = torch.cuda.device_count()
     if kind == "cuda" and int(index or 0) >= count:
+        why = _why_no_cuda()
         raise UnsupportedError(
-            f"The device {device!r} needs a CUDA GPU, but torch {torch.__version__} sees {count}.",
+            f"The device {device!r} needs a CUDA GPU, but torch {torch.__version__} sees {count}{why and f': {why}'}.",
             hint="Use --device cpu, or run on a machine with a GPU.",
         )
+
+
+def indexed(device: str) -> str:
+    """The device with its index: `cuda` alone is none that can be made the current one."""
+    return "cuda:0" if device == "cuda" else device
+
+
+def _why_no_cuda() -> str:
+    """What CUDA says of itself; nothing where there is simply no further GPU."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as err:
+        return (str(err).strip().splitlines() or [""])[0].rstrip(".")
+    return ""
 
 
 def measure_iteration(
@@ -117,6 +132,7 @@ def measure_iteration(
         UnsupportedError: no such device, more than one rank, or a fusion that the device lacks.
     """
     check_device(device)
+    device = indexed(device)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # events and graphs belong to the current device
     notes = run_notes(design, device=device)
@@ -197,11 +213,25 @@ def step_of(
         UnsupportedError: it is to be captured and cannot be.
     """
     if design.fusion.launches is Launches.CUDA_GRAPH and device.startswith("cuda"):
+        model.reads_loss = False  # a graph cannot wait for the host: the loss is read after it
         step = _captured(lambda batch: train_step(model, optimizers, batch), first, device=device)
+        if design.training.read_loss:
+            step = _read(step)
     else:
         step = partial(train_step, model, optimizers)
     waits = design.training.synchronize and device.startswith("cuda")
     return _waited(step, device=device) if waits else step
+
+
+def _read(step: Step) -> Step:
+    """The step, after which the host reads the loss."""
+
+    def run(batch: Batch) -> Tensor:
+        loss = step(batch)
+        loss.item()
+        return loss
+
+    return run
 
 
 def _waited(step: Step, *, device: str) -> Step:
@@ -218,6 +248,7 @@ def _waited(step: Step, *, device: str) -> Step:
 def _captured(step: Step, first: Batch, *, device: str) -> Step:
     """The step replayed from one CUDA graph; a batch is copied into the graph's input before."""
     static = first.to(device)
+    before = torch.cuda.current_stream()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -229,6 +260,7 @@ def _captured(step: Step, first: Batch, *, device: str) -> Step:
         with torch.cuda.graph(graph):
             loss = step(static)
     except RuntimeError as err:
+        torch.cuda.set_stream(before)  # a capture that fails does not give it back
         raise UnsupportedError(
             f"This design's iteration cannot be captured in a CUDA graph: {str(err).splitlines()[0]}",
             hint="Sparse gradients cannot be captured; use fusion.launches=eager.",

@@ -18,10 +18,17 @@ Build = Callable[[Source], Call]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A kernel, and how to make a call that runs it on fresh data."""
+    """A kernel, and how to make a call that runs it on fresh data.
+
+    Attributes:
+        kernel: what is measured.
+        build: makes the call.
+        captured: the call can be part of a CUDA graph: it waits for nothing, and autograd has no share in it.
+    """
 
     kernel: k.Kernel
     build: Build
+    captured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,16 +289,16 @@ def _pairs(batch: int, count: int, dtype: torch.dtype, *, backward: bool) -> Bui
 
 
 def _fused(batch: int, count: int, dim: int, *, backward: bool) -> Build:
-    from perfcore.measure.layers import DotInteraction
+    from perfcore.measure.layers import DotInteraction, pair_products_gradient
 
     def build(s: Source) -> Call:
         layer = DotInteraction(count, device=s.device, fused=True)
         dense, pooled = s.randn(batch, dim), s.randn(batch, dim * (count - 1))
         if not backward:
             return lambda: layer(dense, [pooled])
-        out = layer(dense.requires_grad_(), [pooled.requires_grad_()])
-        grad = torch.ones_like(out)
-        return lambda: torch.autograd.grad(out, (dense, pooled), grad, retain_graph=True)
+        grad = s.randn(batch, dim + count * (count - 1) // 2)
+        features = torch.cat([dense, pooled], 1).view(batch, count, dim)
+        return lambda: pair_products_gradient(features, layer.rows, layer.columns, grad)
 
     return build
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from perfcore.errors import UnsupportedError
+from perfcore.measure.failures import breaks_the_device
 from perfcore.measure.iteration import host_clock
 from perfcore.measure.kernel_cases import Call, Case
 from perfcore.measure.source import Source
@@ -29,6 +31,7 @@ GROUP_S = 1e-4
 COPIES_SHARE = 3.0  # of the cache that all copies together fill
 GRAPH_CALLS = 20
 QUEUE_CYCLES = 3_000_000  # one to two milliseconds on any GPU
+Timer = Callable[[Sequence[Call], float], tuple[tuple[float, ...], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,23 @@ class Timing:
         return float((high - low) / self.median_us)
 
 
-def time_case(case: Case, source: Source, *, cache_bytes: float, max_seconds: float) -> Iterator[Timing]:
+def time_case(
+    case: Case,
+    source: Source,
+    *,
+    cache_bytes: float,
+    max_seconds: float,
+    uncaptured: set[type] | None = None,
+) -> Iterator[Timing]:
     """The kernel with a warm cache, then with a cold one; each takes half of `max_seconds` at most.
+
+    Args:
+        case: what to measure.
+        source: its data.
+        cache_bytes: of the device.
+        max_seconds: for both.
+        uncaptured: classes of kernels that turned out not to be captured, added to: a capture that fails costs a
+            process memory, so that none is tried twice.
 
     Raises:
         UnsupportedError: the call leaves part of its result unwritten.
@@ -67,7 +85,10 @@ def time_case(case: Case, source: Source, *, cache_bytes: float, max_seconds: fl
     first = case.build(source)
     copy_bytes = max(source.bytes, 1.0)
     check_written(first)
-    timer = cuda_runs_us if source.device.startswith("cuda") else host_runs_us
+    timer: Timer = host_runs_us
+    if source.device.startswith("cuda"):
+        failed = set() if uncaptured is None else uncaptured
+        timer = partial(cuda_runs_us, kind=type(case.kernel) if case.captured else None, uncaptured=failed)
     half = max_seconds / 2
     runs, method = timer([first], half)
     yield Timing(runs, "warm", method)
@@ -120,13 +141,26 @@ def host_runs_us(calls: Sequence[Call], max_seconds: float) -> tuple[tuple[float
     return tuple(runs), method
 
 
-def cuda_runs_us(calls: Sequence[Call], max_seconds: float) -> tuple[tuple[float, ...], str]:
-    """Device times of one call, one a run."""
+def cuda_runs_us(
+    calls: Sequence[Call], max_seconds: float, *, kind: type | None, uncaptured: set[type]
+) -> tuple[tuple[float, ...], str]:
+    """Device times of one call, one a run.
+
+    Args:
+        calls: one a copy of the data.
+        max_seconds: for the runs.
+        kind: class of the kernel, where it may be captured.
+        uncaptured: classes that are not, added to.
+    """
     for call in calls:
         call()
     torch.cuda.synchronize()
     rounds = max(1, GRAPH_CALLS // len(calls))
-    replay = _captured(calls, rounds)
+    replay = None
+    if kind is not None and kind not in uncaptured:
+        replay = _captured(calls, rounds)
+        if replay is None:
+            uncaptured.add(kind)
     method = "events" if replay is None else "graph_replay"
     run = replay or _queued(calls, rounds)
     begin = time.perf_counter()
@@ -138,6 +172,7 @@ def cuda_runs_us(calls: Sequence[Call], max_seconds: float) -> tuple[tuple[float
 
 def _captured(calls: Sequence[Call], rounds: int) -> Call | None:
     """All calls as one CUDA graph; `None` where they wait for the device, as sorts by value may."""
+    before = torch.cuda.current_stream()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -149,7 +184,10 @@ def _captured(calls: Sequence[Call], rounds: int) -> Call | None:
             for _ in range(rounds):
                 for call in calls:
                     call()
-    except RuntimeError:
+    except RuntimeError as err:
+        torch.cuda.set_stream(before)  # a capture that fails does not give it back
+        if isinstance(err, torch.OutOfMemoryError) or breaks_the_device(err):
+            raise
         torch.cuda.synchronize()
         return None
     graph.replay()

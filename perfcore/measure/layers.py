@@ -86,13 +86,18 @@ class _PairProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         features, rows, columns = ctx.saved_tensors
-        batch, count, dim = features.shape
-        symmetric = grads[0].new_zeros(batch, count, count)
-        symmetric[:, rows, columns] = grads[0][:, dim:]
-        symmetric[:, columns, rows] = grads[0][:, dim:]
-        grad = torch.bmm(symmetric, features.to(symmetric.dtype)).to(features.dtype)
-        grad[:, 0] += grads[0][:, :dim]
-        return grad, None, None
+        return pair_products_gradient(features, rows, columns, grads[0]), None, None
+
+
+def pair_products_gradient(features: Tensor, rows: Tensor, columns: Tensor, grad: Tensor) -> Tensor:
+    """`(b, f, d)`: gradient of the features, from that of the fused interaction's output `(b, d + pairs)`."""
+    batch, count, dim = features.shape
+    symmetric = grad.new_zeros(batch, count, count)
+    symmetric[:, rows, columns] = grad[:, dim:]
+    symmetric[:, columns, rows] = grad[:, dim:]
+    out = torch.bmm(symmetric, features.to(symmetric.dtype)).to(features.dtype)
+    out[:, 0] += grad[:, :dim]
+    return out
 
 
 class CatInteraction(nn.Module):

@@ -13,7 +13,8 @@ from typing import Any
 
 from perfcore.design.design import Design, from_dict, to_dict
 from perfcore.errors import DesignError
-from perfcore.measure.iteration import IterationSample
+from perfcore.measure.files import write_whole
+from perfcore.measure.iteration import IterationSample, indexed
 
 FORMAT = 1
 
@@ -141,7 +142,7 @@ def environment(device: str) -> dict[str, Any]:
 
     on_cuda = device.startswith("cuda")
     return {
-        "device": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        "device": torch.cuda.get_device_name(indexed(device)) if on_cuda else _cpu_name(),
         "device_kind": "cuda" if on_cuda else "cpu",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -170,4 +171,4 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(data, indent=1) + "\n")

@@ -16,6 +16,7 @@ from perfcore.measure.record import DesignSample, read_samples
 from perfcore.measure.samples import KernelSample, SampleFolder
 from perfcore.overheads import OverheadTable, to_json
 from perfcore.profile.build import MEASURED
+from perfcore.profile.fit_collectives import FILE, collective_curves, collective_errors
 from perfcore.profile.fit_kernels import Fitted, fit_kernels, with_scales
 from perfcore.profile.fit_loops import fit_loops
 from perfcore.profile.fit_traces import fit_traces
@@ -64,19 +65,22 @@ def fit_profile(samples: Path, out: Path, *, name: str | None = None) -> FittedP
         fitted = fit_loops(loops, _model(fits))
         fits = with_scales(fits, fitted.scales)
     source = _source(environment)
-    known = (*_kernel_errors(fits, source), *errors)
+    exchanged = folder.collective_samples()
+    curves = collective_curves(exchanged, source=source)
+    known = (*_kernel_errors(fits, source), *collective_errors(exchanged, source=source), *errors)
     date = datetime.datetime.fromtimestamp(folder.kernels.stat().st_mtime, tz=datetime.UTC).date().isoformat()
     profile = {
         "schema_version": SCHEMA_VERSION,
         "name": name or out.resolve().name,
         "device": environment["system"]["device"],
         "node": environment["system"]["node"],
-        "collectives": None,
+        "collectives": FILE if curves else None,
         "environment": {k: v for k, v in environment.items() if k != "system"},
         "kernels": {kind: _entry(f, source, date) for kind, f in fits.items()},
         "known_errors": [_error_json(e) for e in known],
     }
-    _write(out, {"profile.json": profile, "overheads.json": to_json(overheads)})
+    files = {"profile.json": profile, "overheads.json": to_json(overheads)}
+    _write(out, files | ({FILE: curves} if curves else {}))
     return FittedProfile(out, known, _noisy(timed))
 
 
