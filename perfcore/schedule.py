@@ -1,7 +1,9 @@
 """The critical-path traversal: steps → the steady iteration.
 
 The iteration is folded into one max-plus matrix, whose eigenvalue is the exact spacing of iterations and
-whose eigenvector is the state in which they repeat; one walk from that state gives every start and end.
+whose eigenvector is the state in which they repeat; one walk from that state gives every start and end. The matrix
+grows with the square of the ranks, and its longest paths with the cube: of many ranks `perfcore.steady` finds the same
+state by walks alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from perfcore.errors import DesignError
 from perfcore.maxplus import fold, steady_state
+from perfcore.steady import steady_states
 from perfcore.steps import HostKind, Opcode, Steps, compile_steps
 from perfcore.timeline import Timeline
 from perfcore.walk import walk_step
@@ -25,6 +28,7 @@ Array = NDArray[np.float64]
 _HOST = int(Opcode.HOST)
 HOST_KINDS = len(HostKind) - 1  # without `NONE`
 MAX_ITERATIONS = 1000
+MOST_FOLDED = 64  # ranks
 
 
 def schedule(steps: Steps) -> Timeline:
@@ -33,10 +37,9 @@ def schedule(steps: Steps) -> Timeline:
     A collective starts on a rank when that rank arrives and ends for all ranks together. The host may run
     any number of launches ahead; `spacing_with_queue` bounds that.
     """
-    matrices = fold(steps)
-    n, size = len(matrices), matrices.shape[1]
-    iteration_time_us, roots, states = np.empty(n), np.empty(n, dtype=np.int64), np.empty((n, size))
-    _steady_states(matrices, iteration_time_us, roots, states)
+    steady = _folded if steps.num_ranks <= MOST_FOLDED else steady_states
+    iteration_time_us, roots, states = steady(steps)
+    n = len(states)
     start_us = np.full((n, len(steps.launch_ops), steps.num_ranks), np.nan)
     end_us, host_us = np.full_like(start_us, np.nan), np.zeros((n, steps.num_ranks, HOST_KINDS))
     _walks(steps.table, steps.durations_us, steps.masks, states.copy(), start_us, end_us, host_us)
@@ -68,6 +71,15 @@ def spacing_with_queue(steps: Steps, *, queue_depth: int) -> Array:
             steps.table, steps.durations_us, steps.masks, candidate, steps.clocks, queue_depth
         )
     return out
+
+
+def _folded(steps: Steps) -> tuple[Array, NDArray[np.int64], Array]:
+    """As `perfcore.steady.steady_states`, from the matrices of the iterations."""
+    matrices = fold(steps)
+    n, size = len(matrices), matrices.shape[1]
+    iteration_time_us, roots, states = np.empty(n), np.empty(n, dtype=np.int64), np.empty((n, size))
+    _steady_states(matrices, iteration_time_us, roots, states)
+    return iteration_time_us, roots, states
 
 
 @numba.njit(cache=True)

@@ -13,12 +13,15 @@ The sum over ranks is exact for the first ranks and a Gauss-Legendre integral ov
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
 _EXACT_RANKS = 16
+_MANY = 4096  # rows that are worth a sort
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _MAX_STEPS = 50
 _TOLERANCE = 1e-7
@@ -37,8 +40,7 @@ def distinct_rows(lookups: Array, rows: Array, skew: Array) -> Array:
     """
     x, e, s = (np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew))
     out, busy = np.zeros(x.shape), (x > 0) & (e > 0)
-    x, e, s = x[busy], e[busy], s[busy]
-    out[busy] = np.minimum(_distinct(x, *_ranks(e, s)), np.minimum(x, e))
+    out[busy] = _once(_distinct_rows, x[busy], e[busy], s[busy])
     return out
 
 
@@ -51,8 +53,12 @@ def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Ar
         np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew, cached_rows)
     )
     out, busy = np.zeros(x.shape), (x > 0) & (e > 0)  # a rank has no shard of most tables
-    x, c = x[busy], c[busy]
-    share, count = _ranks(e[busy], s[busy])
+    out[busy] = _once(_hit_rate, x[busy], e[busy], s[busy], c[busy])
+    return out
+
+
+def _hit_rate(x: Array, e: Array, s: Array, c: Array) -> Array:
+    share, count = _ranks(e, s)
     horizon = np.array(x)
     evicts = _distinct(x, share, count) > c
     horizon[evicts] = _characteristic(x[evicts], c[evicts], share[evicts], count[evicts])
@@ -60,8 +66,7 @@ def hit_rate(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Ar
     inside = np.minimum(x, horizon)
     rate_after = (count * share * np.exp(-share * horizon[..., None])).sum(axis=-1)
     misses = _distinct(inside, share, count) + np.maximum(x - horizon, 0.0) * rate_after
-    out[busy] = np.clip(1.0 - misses / x, 0.0, 1.0)
-    return out
+    return np.asarray(np.clip(1.0 - misses / x, 0.0, 1.0))
 
 
 def new_rows(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Array:
@@ -73,10 +78,30 @@ def new_rows(lookups: Array, rows: Array, skew: Array, cached_rows: Array) -> Ar
         np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(lookups, rows, skew, cached_rows)
     )
     out, busy = np.zeros(x.shape), (x > 0) & (e > 0) & (c < e)
-    x, e, c = x[busy], e[busy], c[busy]
-    share, count = _ranks(e, s[busy])
+    out[busy] = _once(_new_rows, x[busy], e[busy], s[busy], c[busy])
+    return out
+
+
+def _new_rows(x: Array, e: Array, s: Array, c: Array) -> Array:
+    share, count = _ranks(e, s)
     horizon = _characteristic(np.full_like(c, np.inf), c, share, count)
-    out[busy] = np.clip(_distinct(horizon + x, share, count) - c, 0.0, np.minimum(x, e))
+    return np.clip(_distinct(horizon + x, share, count) - c, 0.0, np.minimum(x, e))
+
+
+def _distinct_rows(x: Array, e: Array, s: Array) -> Array:
+    return np.minimum(_distinct(x, *_ranks(e, s)), np.minimum(x, e))
+
+
+def _once(price: Callable[..., Array], *columns: Array) -> Array:
+    """`(n,)` values of `(n,)` columns, equal rows once: a table split by rows is the same on most ranks."""
+    if len(columns[0]) < _MANY:
+        return price(*columns)
+    order = np.lexsort(columns)
+    ordered = [column[order] for column in columns]
+    new = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
+    first = np.concatenate([[True], new])
+    out = np.empty(len(order))
+    out[order] = price(*(column[first] for column in ordered))[np.cumsum(first) - 1]
     return out
 
 

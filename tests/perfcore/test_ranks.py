@@ -11,7 +11,6 @@ from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable, Interaction, Model
 from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
 from perfcore.design.training import Fusion, Training
-from perfcore.errors import UnsupportedError
 from perfcore.graph.dlrm import graph_of
 from perfcore.graph.kernels import resolve
 from perfcore.predictor import Predictor
@@ -69,14 +68,16 @@ def test_few_ranks_stay_as_they_are(predictor: Predictor) -> None:
     assert ranks.tolist() == list(range(8))
 
 
-def test_too_many_different_ranks_are_refused(predictor: Predictor) -> None:
+def test_a_thousand_different_ranks_take_as_long_as_the_slowest(predictor: Predictor) -> None:
     steps = steps_of(design(ShardingType.ROW_WISE), predictor)
-    wide = np.repeat(steps.durations_us[:, :, :1], 300, axis=2) * np.linspace(1, 2, 300)
-    masks = np.repeat(steps.masks[:, :, :1], 300, axis=2)
-    with pytest.raises(
-        UnsupportedError, match="At most 256 ranks may differ in their work, but of 300 ranks 300 do"
-    ):
-        merged(replace(steps, durations_us=wide, masks=masks))
+    slowest = 2 * steps.durations_us[:, :, :1]
+    wide = np.repeat(slowest, 1024, axis=2) * np.linspace(0.5, 1, 1024)
+    masks = np.repeat(steps.masks[:, :, :1], 1024, axis=2)
+    many, ranks = merged(replace(steps, durations_us=wide, masks=masks))
+    assert len(ranks) == many.num_ranks == 1024
+    alone = replace(steps, durations_us=slowest, masks=masks[:, :, :1].copy())
+    expected = schedule(alone).iteration_time_us
+    assert schedule(many).iteration_time_us == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("ranks", [512, 4096])

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from perfcore.cost.access import distinct_rows, new_rows
+from perfcore.cost.access import distinct_rows, hit_rate, new_rows
 from perfcore.cost.host_rows import HostRows
 from perfcore.cost.stacking import FormulaModel
 from perfcore.design.hardware import device
@@ -66,3 +66,16 @@ def test_loading_and_writing_back_take_turns_on_the_link() -> None:
     lacking = float(new_rows(np.array(40960.0), np.array(1e6), np.array(0.0), np.array(1e5)))
     assert us[0] == pytest.approx(2 * lacking * 256 / DEVICE.h2d_bytes_per_s * 1e6)
     assert us[1] == pytest.approx(2 * us[0])
+
+
+def test_repeated_cases_are_priced_alike() -> None:
+    rng = np.random.default_rng(0)
+    cases = [
+        rng.choice(values, 9000) for values in ([10.0, 300.0, 0.0], [100.0, 1e4], [0.0, 1.1], [5.0, 80.0])
+    ]
+    for price, count in ((new_rows, 4), (hit_rate, 4), (distinct_rows, 3)):
+        together = price(*cases[:count])
+        apart = np.concatenate(
+            [price(*(c[i : i + 1000] for c in cases[:count])) for i in range(0, 9000, 1000)]
+        )
+        np.testing.assert_allclose(together, apart, rtol=1e-12)
