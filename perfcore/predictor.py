@@ -173,8 +173,8 @@ class Predictor:
         graph = DlrmBuilder(dims_of(designs)).graph(structure_of(first))
         durations_us = self.cost.predict_us([resolve(launch.kernel) for launch in graph.launches()])
         timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
-        feed_us = np.array([_feed_us(d) for d in designs])
-        return np.asarray(np.maximum(timeline.iteration_time_us, feed_us))
+        fed_us = np.array([feed_us(d) for d in designs])
+        return np.asarray(np.maximum(timeline.iteration_time_us, fed_us))
 
     def _explained(
         self,
@@ -189,18 +189,18 @@ class Predictor:
         path = timeline.critical_path()
         kernel_us = np.nan_to_num(timeline.end_us[0, :, rank] - timeline.start_us[0, :, rank])
         shares = self._calibration_shares(kernels, kernel_us)
-        period_us, feed_us = float(timeline.iteration_time_us[0]), _feed_us(design)
+        period_us, fed_us = float(timeline.iteration_time_us[0]), feed_us(design)
         edge_us = edge_times(timeline, path)
         bound = bound_shares(edge_us, kernels)
         active_us = float(timeline.device_active_us()[0, rank])
         return Prediction(
-            iteration_time_us=max(period_us, feed_us),
+            iteration_time_us=max(period_us, fed_us),
             global_batch=design.training.global_batch,
             device_active_us=active_us,
-            device_idle_us=max(period_us, feed_us) - active_us,
+            device_idle_us=max(period_us, fed_us) - active_us,
             exposed_communication_us=float(timeline.exposed_communication_us()[0, rank]),
             host=HostTime(*(float(timeline.host_us[0, rank, kind]) for kind in range(6))),
-            bound_by="input" if feed_us > period_us else max(bound, key=bound.__getitem__),
+            bound_by="input" if fed_us > period_us else max(bound, key=bound.__getitem__),
             bound_share=bound,
             ops=op_costs(graph, kernel_us, critical_us_by_op(edge_us, path.iterations)),
             critical_path=path,
@@ -238,7 +238,7 @@ def _kin(design: Design) -> tuple[object, ...]:
     )
 
 
-def _feed_us(design: Design) -> float:
+def feed_us(design: Design) -> float:
     """Time that the data loaders of all machines need for one global batch."""
     system = design.system
     machines = system.world_size / system.local_world_size

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import TypeAlias
 
 import numpy as np
 
@@ -38,7 +39,24 @@ from perfcore.overheads import OverheadTable
 _GRID = 300  # points of a collective's curve
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _MOST_ROUNDS = 30  # of one class
-Key = tuple[int, ...]
+Key: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What ways add to a segment (µs) or to a collective (bytes).
+
+    Attributes:
+        average: `(w,)` to every rank, if all shards are spread evenly.
+        largest: `(w,)` to some rank.
+        everywhere: `(w,)` to every rank in any case.
+        base: whatever the plan.
+    """
+
+    average: Array
+    largest: Array
+    everywhere: Array
+    base: float
 
 
 @dataclass(eq=False)
@@ -69,20 +87,26 @@ class ClassBound:
     cuts: list[Cut] = field(default_factory=list)
     settled: bool = False
     _rounds: int = 0
-    _terms: dict[Key, tuple[Array, Array, float]] = field(default_factory=dict)
+    _terms: dict[Key, Terms] = field(default_factory=dict)
     _hulls: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    _ceiling: dict[int, float] = field(default_factory=dict)
 
     def start(self) -> None:
         """The first cuts: nothing placed costs anything, and all tables by their cheapest option."""
-        nothing = np.array([self._value(v, np.zeros(len(self.options.options))) for v in self._variables])
+        nothing = np.array([self._value(v, np.zeros(len(self.options.ways.table))) for v in self._variables])
         self._add(self.program.cut(nothing)[1])
         self._solve()
 
+    def values(self) -> tuple[Array, dict[int, float]]:
+        """`(v,)` durations at the solution, and by variable the bytes of collectives."""
+        variables = self.program.variables
+        bytes_at = {
+            i: self._segment((i,), self.shares) for i, v in enumerate(variables) if v.role is not Role.RANK
+        }
+        return np.array([self._value(v, self.shares) for v in self._variables]), bytes_at
+
     def refine(self) -> None:
         """One round: the critical cycle at the solution, and the program solved anew."""
-        values = np.array([self._value(v, self.shares) for v in self._variables])
-        _, cut = self.program.cut(values)
+        _, cut = self.program.cut(self.values()[0])
         known = cut in self.cuts
         self._rounds += 1
         if known or self.cut_us(cut) <= self.lower_us * (1 + _TOLERANCE) or self._rounds > _MOST_ROUNDS:
@@ -103,26 +127,26 @@ class ClassBound:
             + sum(w * self._transfer(v, self.shares) for w, v in cut.transfers)
         )
 
-    def terms(self, key: Key) -> tuple[Array, Array, float]:
-        """`(o,)` what a shard adds to its rank at least, `(o,)` what an option adds to every rank, and the base."""
+    def terms(self, key: Key) -> Terms:
+        """What each way adds to a segment, or to the bytes of a collective."""
         if key not in self._terms:
             variables = [self.program.variables[v] for v in key]
-            each = np.sum([v.each for v in variables], axis=0)
-            everywhere = np.sum([v.everywhere for v in variables], axis=0)
-            pieces = np.array([o.pieces for o in self.options.options])
-            self._terms[key] = (
-                self.options.least(each),
-                pieces * self.options.least(everywhere),
+            each = np.asarray(np.sum([v.each for v in variables], axis=0))
+            everywhere = np.asarray(np.sum([v.everywhere for v in variables], axis=0))
+            ways, ranks = self.options.ways, self.options.design.system.world_size
+            self._terms[key] = Terms(
+                ways.total(each) / ranks,
+                ways.largest(each),
+                ways.total(everywhere, once=True) if everywhere.any() else np.zeros(len(ways.table)),
                 float(sum(v.base for v in variables)),
             )
         return self._terms[key]
 
     def _segment(self, key: Key, shares: Array) -> float:
-        each, everywhere, base = self.terms(key)
-        ranks = self.options.design.system.world_size
-        average = float(shares @ (each * self.options.count)) / ranks
-        largest = float(np.bincount(self.options.table, shares * each).max())
-        return base + float(shares @ everywhere) + max(average, largest)
+        terms = self.terms(key)
+        average = float(shares @ terms.average)
+        largest = float(np.bincount(self.options.ways.table, shares * terms.largest).max())
+        return terms.base + float(shares @ terms.everywhere) + max(average, largest)
 
     def _transfer(self, v: int, shares: Array) -> float:
         x, y = self._hull(v)
@@ -137,24 +161,24 @@ class ClassBound:
         """The convex hull under a collective's time over its bytes."""
         if v not in self._hulls:
             variable = self.program.variables[v]
-            each, everywhere, base = self.terms((v,))
-            most = base + float(np.maximum.reduceat(each + everywhere, self._starts()).sum())
-            most = min(most, self._ceiling.get(v, np.inf)) if self._ceiling.get(v, 0) > base else most
-            self._hulls[v] = under_hull(variable, base + self._least_bytes(each + everywhere), most, self.cost)
+            terms = self.terms((v,))
+            # On one rank alone, a table brings all its bytes at once, which is most on a rank that holds all tables.
+            whole = terms.average * self.options.design.system.world_size + terms.everywhere
+            most = terms.base + float(np.maximum.reduceat(whole, self.starts).sum())
+            self._hulls[v] = under_hull(variable, terms.base + self._least_bytes(terms), most, self.cost)
         return self._hulls[v]
 
-    def _least_bytes(self, bytes_: Array) -> float:
-        """Some table of the class has at least these."""
-        return float(bytes_[self._uses(bytes_)].min()) if bool((bytes_ > 0).any()) else 0.0
+    def _least_bytes(self, terms: Terms) -> float:
+        """Some rank has at least these: those of the smallest shard of a kind that uses the collective."""
+        bytes_ = terms.largest + terms.everywhere
+        uses = np.isin(self.options.ways.flag, np.unique(self.options.ways.flag[bytes_ > 0]))
+        return float(bytes_[uses].min()) if bool(uses.any()) else 0.0
 
-    def _uses(self, bytes_: Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Options of kinds that use a collective."""
-        flags = np.unique(self.options.flag[bytes_ > 0])
-        return np.isin(self.options.flag, flags)
-
-    def _starts(self) -> Ints:
+    @property
+    def starts(self) -> Ints:
+        """`(t,)`: the first way of each table."""
         tables = len(self.options.design.model.tables)
-        return np.searchsorted(self.options.table, np.arange(tables)).astype(np.int64)
+        return np.searchsorted(self.options.ways.table, np.arange(tables)).astype(np.int64)
 
     def _add(self, cut: Cut) -> None:
         self.cuts.append(cut)
@@ -192,8 +216,10 @@ class _MasterProgram:
 
     def __init__(self, bound: ClassBound) -> None:
         self._bound = bound
-        self._columns = 1 + len(bound.options.options)
-        self._rows: list[tuple[Array, Array, float]] = []  # columns, values, right-hand side: values · z <= rhs
+        self._columns = 1 + len(bound.options.ways.table)
+        self._rows: list[
+            tuple[Array, Array, float]
+        ] = []  # columns, values, right-hand side: values · z <= rhs
         self._measures: dict[Key, int] = {}
         self._transfers: dict[int, int] = {}
 
@@ -217,21 +243,25 @@ class _MasterProgram:
             ),
             shape=(len(sizes), self._columns),
         )
-        tables = len(options.design.model.tables)
+        tables, of_way = len(options.design.model.tables), options.ways.table
         ones = csr_matrix(
-            (np.ones(len(options.table)), (options.table, 1 + np.arange(len(options.table)))),
-            shape=(tables, self._columns),
+            (np.ones(len(of_way)), (of_way, 1 + np.arange(len(of_way)))), shape=(tables, self._columns)
         )
         objective = np.zeros(self._columns)
         objective[0] = 1.0
         found = linprog(
-            objective, A_ub=a, b_ub=[r for _, _, r in self._rows], A_eq=ones, b_eq=np.ones(tables), method="highs"
+            objective,
+            A_ub=a,
+            b_ub=[r for _, _, r in self._rows],
+            A_eq=ones,
+            b_eq=np.ones(tables),
+            method="highs",
         )
         if found.status == 2:
             return None
         if found.status != 0:
-            return bound.lower_us, bound.shares if len(bound.shares) else np.zeros(len(options.table))
-        return self._safe(found), np.asarray(found.x[1 : 1 + len(options.table)])
+            return bound.lower_us, bound.shares if len(bound.shares) else np.zeros(len(of_way))
+        return self._safe(found), np.asarray(found.x[1 : 1 + len(of_way)])
 
     def _safe(self, found: object) -> float:
         """The optimum, less what the solver's tolerances may have cost."""
@@ -253,18 +283,16 @@ class _MasterProgram:
             return self._measures[key]
         column = self._measures[key] = self._columns
         self._columns += 1
-        bound, options = self._bound, self._bound.options
-        each, everywhere, base = bound.terms(key)
-        ranks, x = options.design.system.world_size, 1 + np.arange(len(each))
-        shared = self._shared(everywhere)
+        terms, starts = self._bound.terms(key), self._bound.starts
+        shared = self._shared(terms.everywhere)
         extra = [] if shared is None else [shared]
-        ones = [1.0] * len(extra)
-        self._row([column, *extra, *x], [-1.0, *ones, *(each * options.count / ranks)], -base)
-        per_table = np.split(np.arange(len(each)), bound._starts()[1:])
-        cheapest = sum(float((each[o] * options.count[o]).min()) for o in per_table) / ranks
-        for o in per_table:
-            if float(each[o].max()) > cheapest:  # a smaller shard never is more than the average
-                self._row([column, *extra, *(1 + o)], [-1.0, *ones, *each[o]], -base)
+        head = [-1.0, *([1.0] * len(extra))]
+        x = 1 + np.arange(len(terms.average))
+        self._row([column, *extra, *x], [*head, *terms.average], -terms.base)
+        average = float(np.minimum.reduceat(terms.average, starts).sum())
+        for ways in np.split(np.arange(len(x)), starts[1:]):
+            if float(terms.largest[ways].max()) > average:  # a smaller shard is never more than the average
+                self._row([column, *extra, *(1 + ways)], [*head, *terms.largest[ways]], -terms.base)
         return column
 
     def _shared(self, everywhere: Array) -> int | None:
@@ -290,13 +318,13 @@ class _MasterProgram:
         return column
 
     def _memory_and_kinds(self) -> None:
-        bound, options = self._bound, self._bound.options
-        x = 1 + np.arange(len(options.options))
-        held = options.least(bound.costs.bytes) * options.count
+        bound, ways = self._bound, self._bound.options.ways
+        x = 1 + np.arange(len(ways.table))
+        held = ways.total(bound.costs.bytes)
         scale = max(float(held.max()), 1.0)
         self._row(x, held / scale, bound.capacity_bytes / scale)
         for kind in bound.kinds:
-            of_kind = x[options.flag == kind]
+            of_kind = x[ways.flag == kind]
             self._row(of_kind, -np.ones(len(of_kind)), -1.0)
 
     def _row(self, columns: Sequence[int] | Ints, values: Sequence[float] | Array, most: float) -> None:
@@ -320,18 +348,23 @@ def class_bounds(
         overheads: host times of ops.
         capacity_bytes: `(r,)` memory of each rank for tables.
     """
-    fits = options.least(costs.bytes) <= float(capacity_bytes.max())
-    usable = [i for i in range(len(FLAGS)) if bool((fits & (options.flag == i)).any())]
+    most = float(capacity_bytes.max())
+    options = options.restricted(
+        np.maximum.reduceat(costs.bytes[options.shard_probe], options.first_shard[:-1]) <= most
+    )
+    ways = options.ways
+    fits = ways.largest(costs.bytes) <= most
+    usable = [i for i in range(len(FLAGS)) if bool((fits & (ways.flag == i)).any())]
     bounds = []
     tables = len(options.design.model.tables)
     for size in range(1, min(len(usable), tables) + 1):
         for kinds in combinations(usable, size):
-            kept = fits & np.isin(options.flag, kinds)
-            if len(np.unique(options.table[kept])) < tables:
+            kept = fits & np.isin(ways.flag, kinds)
+            if len(np.unique(ways.table[kept])) < tables:
                 continue
             bound = ClassBound(
                 kinds,
-                options.restricted(kept),
+                replace(options.restricted(np.isin(options.flag, kinds)), ways=ways.kept(kept)),
                 program_of(options, kinds, costs, cost, overheads),
                 costs,
                 cost,

@@ -1,11 +1,11 @@
 """How each table of a design may be split, and the shards that such a split is made of.
 
-Letters: t tables, o options, s shards of all options, p probes (distinct shards), l lower parts.
+Letters: t tables, o options, s shards of all options, p probes (distinct shards), f families, w ways, m column pieces.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,11 +13,12 @@ import numpy as np
 from dse.placement.problem import Array, Ints, Mask, Where
 from perfcore.design.design import Design
 from perfcore.design.model import EmbeddingTable
-from perfcore.design.sharding import Shards, ShardingPlan, ShardingType, TableSharding
+from perfcore.design.sharding import ShardingPlan, ShardingType, Shards, TableSharding
 
 # Which flag of `Shards` a shard has; the ops of an iteration are there for each flag that some shard has.
 FLAGS = ("pooled", "row_split", "staged", "replicated")
 MOST_PIECES = 16  # column pieces of a table
+MOST_WAYS = 4000  # of all tables, beyond which numbers of ranks are gathered in ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +59,92 @@ class Probe:
     dim: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """What is left of the options when ranks are forgotten: on how many ranks a table's columns lie.
+
+    Pieces of one table that share a rank are one wider shard, which may cost less than its parts. All splits of a table's
+    columns are partitions of its finest pieces, and `f` *families* (a table's columns whole or split, its rows, its
+    copies) hold for each number of pieces on a rank the probe of that shard. A way is a family on so many ranks.
+
+    Attributes:
+        table: `(w,)`.
+        flag: `(w,)` positions in `FLAGS`.
+        family: `(w,)`.
+        least: `(w,)` on at least so many ranks (machines, for staged tables) lie the columns.
+        most: `(w,)` and on at most so many.
+        copies: `(f,)` ranks that hold the same columns: all for row parts and replicas, a machine's for staged tables.
+        pieces: `(f,)` finest pieces.
+        probe: `(f, m, 2)` of shards of 1, 2, ... pieces, with the larger and the smaller row part.
+    """
+
+    table: Ints
+    flag: Ints
+    family: Ints
+    least: Ints
+    most: Ints
+    copies: Ints
+    pieces: Ints
+    probe: Ints
+
+    def kept(self, rows: Mask) -> Ways:
+        """Without the ways that `(w,)` leaves out."""
+        return replace(
+            self, **{name: getattr(self, name)[rows] for name in ("table", "flag", "family", "least", "most")}
+        )
+
+    def shards(self, of_probe: Array) -> Array:
+        """`(f, m)`: the least that a shard of so many pieces adds to its rank, from `(p,)` costs of probes alone."""
+        return np.asarray(of_probe[self.probe].min(axis=2))
+
+    def largest(self, of_probe: Array) -> Array:
+        """`(w,)`: some rank has a shard of at least this cost: one of at least a `most`-th of the pieces."""
+        costs = self.shards(of_probe)
+        at_least = np.minimum.accumulate(np.where(self._real, costs, np.inf)[:, ::-1], axis=1)[:, ::-1]
+        pieces = self.pieces[self.family]
+        return np.asarray(at_least[self.family, -(-pieces // self.most) - 1])
+
+    def total(self, of_probe: Array, *, once: bool = False) -> Array:
+        """`(w,)`: all shards together cost at least this; `once` counts copies as one."""
+        costs = self.shards(of_probe)
+        sums = _least_sums(np.where(self._real, costs, np.inf), int(self.least.max(initial=1)))
+        found = sums[self.least - 1, self.family, self.pieces[self.family] - 1]
+        return found if once else found * self.copies[self.family]
+
+    @property
+    def _real(self) -> Mask:
+        return np.arange(self.probe.shape[1]) < self.pieces[:, None]
+
+
+def _least_sums(costs: Array, ranks: int) -> Array:
+    """`(n, f, m)`: the least sum of n or more shards that have 1, 2, ... m pieces together, from `(f, m)` costs."""
+    families, most = costs.shape
+    exact = np.full((most, families, most), np.inf)
+    exact[0] = costs
+    for n in range(1, most):
+        for pieces in range(n, most):
+            options = costs[:, :pieces][:, ::-1] + exact[n - 1][:, :pieces]
+            exact[n, :, pieces] = options.min(axis=1)
+    return np.minimum.accumulate(exact[::-1], axis=0)[::-1][:ranks]
+
+
 @dataclass(frozen=True, eq=False)
 class Options:
     """The options of all tables of a design.
-
-    Pieces of one table that share a rank are one wider shard, which may cost less than its parts. So a shard has
-    two prices: its own, and the least share of any wider shard that it can be part of (`low_*`), of which the cost of
-    every rank is at least the sum.
 
     Attributes:
         design: whose tables they are; its own plan does not matter.
         options: ascending by table.
         probes: `(p,)` distinct shards.
         shard_probe: `(s,)` probe of every shard of every option, in order.
-        low_probe: `(l,)` probes that an option's shard may be part of, option after option.
-        low_share: `(l,)` shards that the probe is made of.
-        first_low: `(o + 1,)` entries of option `o` are `first_low[o]` to `first_low[o + 1] - 1`.
+        ways: the same without ranks.
     """
 
     design: Design
     options: tuple[Option, ...]
     probes: tuple[Probe, ...]
     shard_probe: Ints
-    low_probe: Ints
-    low_share: Array
-    first_low: Ints
+    ways: Ways
 
     @cached_property
     def count(self) -> Ints:
@@ -109,11 +171,6 @@ class Options:
         """`(p,)`: positions in `FLAGS`."""
         return np.array([p.flag for p in self.probes], dtype=np.int64)
 
-    def least(self, of_probe: Array) -> Array:
-        """`(o,)`: the least that one shard of an option adds to its rank, from `(p,)` costs of probes alone."""
-        shares = of_probe[self.low_probe] / self.low_share
-        return np.asarray(np.minimum.reduceat(shares, self.first_low[:-1]))
-
     def shards(self, columns: int) -> Shards:
         """`(p, 2, columns)`: each probe a candidate, `columns` times on rank 0; rank 1 is empty."""
         tables = self.design.model.tables
@@ -130,7 +187,10 @@ class Options:
             rows=rows,
             dim=spread([float(p.dim) for p in self.probes]),
             pooling=spread(
-                [t.pooling_factor * p.rows / t.num_embeddings for t, p in zip(whole, self.probes, strict=True)]
+                [
+                    t.pooling_factor * p.rows / t.num_embeddings
+                    for t, p in zip(whole, self.probes, strict=True)
+                ]
             ),
             skew=spread([t.skew for t in whole]),
             **{name: held & (self.probe_flag == i)[:, None, None] for i, name in enumerate(FLAGS)},
@@ -154,17 +214,23 @@ class Options:
 
     def restricted(self, kept: Mask) -> Options:
         """Without the options that `(o,)` leaves out."""
-        shard_kept = np.repeat(kept, self.count)
-        low_kept = np.repeat(kept, np.diff(self.first_low))
+        options = tuple(o for o, k in zip(self.options, kept, strict=True) if k)
         return Options(
             self.design,
-            tuple(o for o, k in zip(self.options, kept, strict=True) if k),
+            options,
             self.probes,
-            self.shard_probe[shard_kept],
-            self.low_probe[low_kept],
-            self.low_share[low_kept],
-            np.concatenate([[0], np.cumsum(np.diff(self.first_low)[kept])]).astype(np.int64),
+            self.shard_probe[np.repeat(kept, self.count)],
+            self.ways.kept(_still_there(self.ways, options)),
         )
+
+
+def _still_there(ways: Ways, options: tuple[Option, ...]) -> Mask:
+    """`(w,)`: which ways some option takes. One of fewer pieces than were taken off may be a little too many."""
+    pieces: dict[tuple[int, int], int] = {}
+    for o in options:
+        pieces[o.table, o.flag] = max(pieces.get((o.table, o.flag), 0), o.pieces)
+    most = np.array([pieces.get(key, 0) for key in zip(ways.table.tolist(), ways.flag.tolist(), strict=True)])
+    return np.asarray(ways.least <= most)
 
 
 def options_of(design: Design) -> Options:
@@ -173,29 +239,57 @@ def options_of(design: Design) -> Options:
     probes: dict[Probe, int] = {}
     options: list[Option] = []
     shard_probe: list[int] = []
-    low: list[list[tuple[int, int]]] = []
     for t, (table, dim) in enumerate(zip(design.model.tables, design.model.table_dims, strict=True)):
         for option in _ways(t, table, dim, ranks, local):
             options.append(option)
-            sizes = _row_sizes(table.num_embeddings, option.parts)
-            width = dim // option.pieces
+            shards = [
+                probes.setdefault(Probe(t, option.flag, rows, dim // option.pieces), len(probes))
+                for rows in _row_sizes(table.num_embeddings, option.parts)
+            ]
+            shard_probe += shards * option.pieces * option.copies
+    ways = _without_ranks(design, options, probes)
+    return Options(design, tuple(options), tuple(probes), np.array(shard_probe, dtype=np.int64), ways)
 
-            def probe(rows: int, columns: int, option: Option = option) -> int:
-                key = Probe(option.table, option.flag, rows, columns)
-                return probes.setdefault(key, len(probes))
 
-            rows = sizes * option.copies if option.parts == 1 else sizes
-            shard_probe += [probe(r, width) for r in rows] * option.pieces
-            low.append([(probe(r, width * j), j) for j in range(1, option.pieces + 1) for r in set(sizes)])
-    return Options(
-        design,
-        tuple(options),
-        tuple(probes),
-        np.array(shard_probe, dtype=np.int64),
-        np.array([p for parts in low for p, _ in parts], dtype=np.int64),
-        np.array([float(j) for parts in low for _, j in parts]),
-        np.concatenate([[0], np.cumsum([len(parts) for parts in low])]).astype(np.int64),
+def _without_ranks(design: Design, options: list[Option], probes: dict[Probe, int]) -> Ways:
+    tables, dims = design.model.tables, design.model.table_dims
+    finest: dict[tuple[int, int], Option] = {}
+    for o in options:
+        known = finest.get((o.table, o.flag))
+        finest[o.table, o.flag] = o if known is None or o.pieces > known.pieces else known
+    families = [finest[key] for key in sorted(finest)]
+    widest = max(o.pieces for o in families)
+    probe = np.zeros((len(families), widest, 2), dtype=np.int64)
+    rows: list[tuple[int, int, int, int, int]] = []
+    for f, o in enumerate(families):
+        sizes = _row_sizes(tables[o.table].num_embeddings, o.parts)
+        for i, size in enumerate((sizes[0], sizes[-1])):
+            for j in range(1, o.pieces + 1):
+                key = Probe(o.table, o.flag, size, dims[o.table] // o.pieces * j)
+                probe[f, j - 1, i] = probes.setdefault(key, len(probes))
+        coarse = len(families) * o.pieces > MOST_WAYS
+        rows += [(o.table, o.flag, f, least, most) for least, most in _spreads(o.pieces, coarse=coarse)]
+    table, flag, family, least, most = np.array(rows, dtype=np.int64).T
+    return Ways(
+        table,
+        flag,
+        family,
+        least,
+        most,
+        copies=np.array([o.parts * o.copies for o in families], dtype=np.int64),
+        pieces=np.array([o.pieces for o in families], dtype=np.int64),
+        probe=probe,
     )
+
+
+def _spreads(pieces: int, *, coarse: bool) -> list[tuple[int, int]]:
+    """On how many ranks pieces may lie: each number, or ranges of them."""
+    if not coarse:
+        return [(n, n) for n in range(1, pieces + 1)]
+    ends = [1]
+    while ends[-1] < pieces:
+        ends.append(min(2 * ends[-1], pieces))
+    return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
 
 def _ways(t: int, table: EmbeddingTable, dim: int, ranks: int, local: int) -> list[Option]:

@@ -231,6 +231,11 @@ def _without_tables(
     return dims, structure, system.device.hbm_bytes - float(sum(v.item() for v in needed))
 
 
+def tables_capacity_bytes(design: Design) -> float:
+    """Device memory of a rank less what it needs whatever the placement; may be negative."""
+    return _without_tables(design.model, design.training, design.fusion, design.system)[2]
+
+
 def _cheaper_of_two(splits: list[_Split], loads: Array, ranks: int) -> list[int]:
     """Of each table's pair (whole, replicas) the index of the one that costs all ranks together less."""
     pairs = range(0, len(splits), 2)

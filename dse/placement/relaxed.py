@@ -63,6 +63,7 @@ class Variable:
 
     Attributes:
         label: op name.
+        region: of the graph.
         role: how shards add up.
         base: whatever the shards.
         each: `(p,)` what a shard adds to its rank.
@@ -71,6 +72,7 @@ class Variable:
     """
 
     label: str
+    region: str
     role: Role
     base: float
     each: Array
@@ -240,7 +242,9 @@ def replicated_in_reference(options: Options, kinds: tuple[int, ...]) -> Mask:
 def _constants_us(graph: WorkloadGraph, cost: CostModel) -> list[Array]:
     """Durations of launches `(1, 1 or 2)`; those that plans decide are 0, for they are replaced."""
     kernels = [
-        None if region.name in PLACED and not (region.name == "input_exchange" and k == 0) else resolve(x.kernel)
+        None
+        if region.name in PLACED and not (region.name == "input_exchange" and k == 0)
+        else resolve(x.kernel)
         for region in graph.regions
         for k, op in enumerate(region.ops)
         for x in op.launches
@@ -282,18 +286,16 @@ class _Builder:
                 continue
             op = int(step["op"])
             place = self._places[op]
-            constant = float(
-                steps.durations_us[step["launch"], 0, 0] if step["launch"] >= 0 else step["us"]
-            )
+            constant = float(steps.durations_us[step["launch"], 0, 0] if step["launch"] >= 0 else step["us"])
             if place.region in self._costs.stays:
                 if place.region not in stayed:
                     self._stay(place.region)
                 stayed.add(place.region)
             elif place.region in self._op_costs and (place.region, place.position) != ("input_exchange", 0):
-                unsure = (
-                    self._unsure and step["mask"] >= 0 and not steps.masks[step["mask"], 0, 1]
+                unsure = self._unsure and step["mask"] >= 0 and not steps.masks[step["mask"], 0, 1]
+                self._placed(
+                    step, place, constant, int(step["launch"]) - first_launch.get(op, 0), sure=not unsure
                 )
-                self._placed(step, place, constant, int(step["launch"]) - first_launch.get(op, 0), sure=not unsure)
             elif place.region.startswith("all_reduce/") and self._is_last_bucket(place):
                 self._bucket(step, place, constant)
             else:
@@ -323,9 +325,7 @@ class _Builder:
             )
         return found
 
-    def _placed(
-        self, step: Any, place: _Place, constant: float, position: int, *, sure: bool
-    ) -> None:
+    def _placed(self, step: Any, place: _Place, constant: float, position: int, *, sure: bool) -> None:
         """A step of an op whose launches plans decide."""
         if step["launch"] < 0:
             if sure:
@@ -334,18 +334,20 @@ class _Builder:
         cost = self._op_costs[place.region][place.position]
         launch = cost.launches[position]
         if sure:
-            self._rows.append((step, 0.0, self._variable(cost.name, launch)))
+            self._rows.append((step, 0.0, self._variable(place.region, cost.name, launch)))
         else:
             staying = step.copy()
             staying["opcode"], staying["launch"], staying["awaited"] = Opcode.HOST, -1, 0
-            self._rows.append((staying, 0.0, self._variable(cost.name, replace(launch, base=0.0))))
+            self._rows.append(
+                (staying, 0.0, self._variable(place.region, cost.name, replace(launch, base=0.0)))
+            )
 
-    def _variable(self, name: str, launch: LaunchCost) -> int:
+    def _variable(self, region: str, name: str, launch: LaunchCost) -> int:
         role = Role.RANK
         if launch.collective is not None:
             role = Role.FULLEST if launch.each.any() else Role.TOTAL
         self._variables.append(
-            Variable(name, role, launch.base, launch.each, launch.everywhere, launch.collective)
+            Variable(name, region, role, launch.base, launch.each, launch.everywhere, launch.collective)
         )
         return len(self._variables) - 1
 
@@ -356,7 +358,7 @@ class _Builder:
         for clock, each, base in ((HOST_CLOCK, stay.host, stay.host_base), (_COMPUTE, stay.compute, 0.0)):
             step = np.zeros((), dtype=STEP)
             step["opcode"], step["target"], step["launch"], step["mask"] = Opcode.HOST, clock, -1, -1
-            self._variables.append(Variable(region, Role.RANK, base, each, nothing))
+            self._variables.append(Variable(region, region, Role.RANK, base, each, nothing))
             self._rows.append((step[()], 0.0, len(self._variables) - 1))
 
     def _is_last_bucket(self, place: _Place) -> bool:
@@ -375,7 +377,7 @@ class _Builder:
         base = max(float(np.asarray(kernel.bytes).reshape(-1)[0]) - own, 0.0)
         reduced = self._costs.reduced_bytes
         self._variables.append(
-            Variable(place.op.name, Role.TOTAL, base, np.zeros(len(reduced)), reduced, kernel)
+            Variable(place.op.name, place.region, Role.TOTAL, base, np.zeros(len(reduced)), reduced, kernel)
         )
         self._rows.append((step, 0.0, len(self._variables) - 1))
 
@@ -411,4 +413,3 @@ def transfer_us(variable: Variable, bytes_: Array, cost: CostModel) -> Array:
         local_world_size=float(np.asarray(variable.collective.local_world_size).reshape(-1)[0]),
     )
     return np.asarray(cost.predict_us([kernel])[0])
-

@@ -25,14 +25,13 @@ from perfcore.graph.communication import replicated_term
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.dlrm import DlrmBuilder
 from perfcore.graph.kernels import Collective, CollectiveKind, resolve
-from perfcore.graph.ops import Op, Region
+from perfcore.graph.ops import Op, Region, Stream
 from perfcore.graph.presence import op_present
 from perfcore.graph.sizes import Sizes
 from perfcore.maxplus import fold
 from perfcore.memory import embedding_bytes
 from perfcore.overheads import OverheadTable
 from perfcore.steps import CLOCK_OF, HOST_CLOCK, Encoder
-from perfcore.graph.ops import Stream
 
 Mask = NDArray[np.bool_]
 
@@ -159,10 +158,14 @@ def shard_costs(options: Options, cost: CostModel, overheads: OverheadTable) -> 
     }
     stays = {}
     if by_table:
-        stays = {n: _stay(graphs[0][n], cost, overheads, len(options.probes)) for n in BY_TABLE if n in graphs[0]}
+        stays = {
+            n: _stay(graphs[0][n], cost, overheads, len(options.probes)) for n in BY_TABLE if n in graphs[0]
+        }
     alone = replaced(dims, shards=options.shards(1))
     terms = replicated_term(Sizes(alone), structure.table_precision)
-    reduced = np.broadcast_to(terms[0], (len(options.probes), 1))[:, 0] if terms else np.zeros(len(options.probes))
+    reduced = (
+        np.broadcast_to(terms[0], (len(options.probes), 1))[:, 0] if terms else np.zeros(len(options.probes))
+    )
     return ShardCosts(ops, stays, reduced, embedding_bytes(alone, structure)[:, 0])
 
 
@@ -224,7 +227,9 @@ def _stay(region: Region, cost: CostModel, overheads: OverheadTable, probes: int
     for op in region.ops:
         encoder.add(op, captured=False)
         launches += list(op.launches)
-    durations = [np.broadcast_to(d, (probes, 2))[:, :1] for d in cost.predict_us([resolve(x.kernel) for x in launches])]
+    durations = [
+        np.broadcast_to(d, (probes, 2))[:, :1] for d in cost.predict_us([resolve(x.kernel) for x in launches])
+    ]
     steps = encoder.steps([np.broadcast_to(d, (probes, 2)) for d in durations], num_ranks=2)
     steps = replace(
         steps,
