@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def planned(request: Request, imported: Path | None) -> PlanReport:
     design, predictor = _load(request)
     found = _certified(request, design, predictor)
     facts = {
-        "bound by": found.bound_by,
+        "bound by": _bound_by(design, predictor, found),
         "fullest rank": _memory(design, found),
         "profile": predictor.profile.name,
     }
@@ -114,12 +114,22 @@ def report_of_plan(found: CertifiedPlan, *, title: str, facts: dict[str, str], l
             found.proven,
             found.wall_s,
         ),
-        events=found.events,
+        events=_unique(found.events),
         load_ms=found.load_us / US_PER_MS,
         ranks=_rank_lines(found, tables, local),
         tables=tables,
         facts=facts,
     )
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of which no two are alike: later ones get a number."""
+    seen: Counter[str] = Counter()
+    out = []
+    for name in names:
+        seen[name] += 1
+        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(out)
 
 
 def _table_line(choice: TableChoice) -> TableLine:
@@ -163,11 +173,18 @@ def _rank_lines(found: CertifiedPlan, tables: tuple[TableLine, ...], local: int)
             hbm_gib=float(found.hbm_bytes[r]) / BYTES_PER_GIB,
             capacity_gib=float(found.capacity_bytes[r]) / BYTES_PER_GIB,
             shards=shards[r],
-            slowest_in=tuple(name for e, name in enumerate(found.events) if slowest[r, e]),
+            slowest_in=tuple(name for e, name in enumerate(_unique(found.events)) if slowest[r, e]),
             top=tuple(t.name for t in dearest if r in t.ranks)[:3],
         )
         for r in range(len(load))
     )
+
+
+def _bound_by(design: Design, predictor: Predictor, found: CertifiedPlan) -> str:
+    from dataclasses import replace
+
+    p = predictor.predict(replace(design, sharding=found.plan))
+    return f"{p.bound_by} ({100 * p.bound_share[p.bound_by]:.0f} % of the critical path)"
 
 
 def _memory(design: Design, found: CertifiedPlan) -> str:

@@ -68,6 +68,8 @@ def _events(report: PlanReport) -> Table:
     rest = order[MAX_EVENTS:]
     if rest:
         table.add_row(f"{len(rest)} more", number(float(report.load_ms[:, rest].max(axis=0).sum())), "", "")
+    if report.rest_ms > _ALIKE_MS:
+        table.add_row("all beside the tables", number(report.rest_ms), "", "")
     return table
 
 

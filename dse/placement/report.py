@@ -142,6 +142,11 @@ class PlanReport:
         return tuple(sorted(self.tables, key=lambda t: -t.rank_ms))
 
     @property
+    def rest_ms(self) -> float:
+        """What the events do not account for: of a design its dense part, the host, and latencies."""
+        return max(self.certificate.objective_ms - float(self.load_ms.max(axis=0).sum()), 0.0)
+
+    @property
     def machines(self) -> int:
         """Machines in use."""
         return self.ranks[-1].machine + 1

@@ -59,6 +59,7 @@ def page_of(report: PlanReport) -> str:
         cards="".join(_cards(report)),
         heat_note=_heat_note(report),
         heat=_heat(report),
+        events_note=_events_note(report),
         events=_events(report),
         memory_note=_memory_note(report),
         memory=_memory(report),
@@ -138,6 +139,18 @@ def _heat(report: PlanReport) -> str:
     return _html(figure, "heat", height=130 + 30 * len(names))
 
 
+def _events_note(report: PlanReport) -> str:
+    said = "Each event ends when its slowest rank ends, and the events follow one another. "
+    if report.rest_ms > _ALIKE_MS:
+        said += (
+            "The sum of the first column is what the tables add to the iteration; the last line is everything beside them: the dense "
+            "part, the host, latencies. "
+        )
+    else:
+        said += "The plan's time is the sum of the first column. "
+    return said + "What the other ranks wait for is the difference to the second."
+
+
 def _used(report: PlanReport) -> list[int]:
     """Events that take time, longest first."""
     longest = report.load_ms.max(axis=0)
@@ -154,6 +167,8 @@ def _events(report: PlanReport) -> str:
         rows.append(
             [escaped(report.events[e]), number(float(load.max())), number(float(load.mean())), f"{waiting:.0f}", escaped(who)]
         )  # fmt: skip
+    if report.rest_ms > _ALIKE_MS:
+        rows.append(["everything beside the tables", number(report.rest_ms), "", "", ""])
     head = ["event", "slowest rank (ms)", "mean rank (ms)", "waiting (%)", "slowest ranks"]
     return table_of(head, rows, numeric=(1, 2, 3))
 
@@ -192,13 +207,14 @@ def _table_note(report: PlanReport) -> str:
         else f"The {MAX_TABLES} dearest of {len(report.tables):,} tables"
     )
     return (
-        f"{shown}, dearest first: what each adds to the rank that it loads most, and to which event most of that goes. On the right "
+        f"{shown}, dearest first: what each adds to the rank that it loads most. On the right "
         "what the whole plan would gain (−) or lose (+) if this table alone were split in another way, all others staying where they are. "
         'The whole list is in <a href="tables.csv">tables.csv</a>.'
     )
 
 
 def _tables(report: PlanReport) -> str:
+    by_event = any(t.bound_by for t in report.tables)
     rows = [
         [
             escaped(t.name),
@@ -206,12 +222,20 @@ def _tables(report: PlanReport) -> str:
             escaped(_places(t, len(report.ranks))),
             number(t.rank_ms, digits=3),
             number(t.hbm_gib, digits=3),
-            escaped(t.bound_by),
+            *([escaped(t.bound_by)] if by_event else []),
             _why(t),
         ]
         for t in report.dearest[:MAX_TABLES]
     ]
-    head = ["table", "kind", "ranks", "ms on a rank", "GiB in all", "most of it", "instead"]
+    head = [
+        "table",
+        "kind",
+        "ranks",
+        "ms on a rank",
+        "GiB in all",
+        *(["most of it"] if by_event else []),
+        "instead",
+    ]
     return table_of(head, rows, numeric=(3, 4))
 
 
