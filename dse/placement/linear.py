@@ -5,7 +5,10 @@ Letters: j columns, i rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +110,34 @@ class Rows:
         return Program(objective, matrix, row_low, row_high, low, high, whole)
 
 
+@contextlib.contextmanager
+def _without_output() -> Iterator[None]:
+    """Keep HiGHS's banner, printed when it begins whatever its options, out of what a machine may read."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """The first solver of a process prints a banner on the descriptor of stdout, where results stand."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 @dataclass(slots=True)
 class _Highs:
     program: Program
@@ -117,7 +148,9 @@ class _Highs:
     def run(self, start: Array | None = None) -> Any:
         import highspy
 
-        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        with _without_output():
+            with _silence():
+            solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         settings = {"output_flag": False, "threads": 1, "time_limit": max(self.time_limit_s, 0.01)}
         for name, value in (settings | self.options).items():
             solver.setOptionValue(name, value)
