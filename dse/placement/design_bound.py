@@ -22,7 +22,7 @@ Letters: o options, v variables, t tables, k segments.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeAlias
@@ -30,6 +30,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dse.placement.design_options import FLAGS, Options
+from dse.placement.linear import Rows, Solved, solve_relaxed
 from dse.placement.problem import Array, Ints
 from dse.placement.relaxed import Cut, Program, Role, Variable, program_of, transfer_us
 from dse.placement.shard_costs import ShardCosts
@@ -149,7 +150,7 @@ class ClassBound:
         return terms.base + float(shares @ terms.everywhere) + max(average, largest)
 
     def _transfer(self, v: int, shares: Array) -> float:
-        x, y = self._hull(v)
+        x, y = self.hull(v)
         return float(np.interp(self._segment((v,), shares), x, y))
 
     def _value(self, v: int, shares: Array) -> float:
@@ -157,16 +158,19 @@ class ClassBound:
             return self._segment((v,), shares)
         return self._transfer(v, shares)
 
-    def _hull(self, v: int) -> tuple[Array, Array]:
+    def hull(self, v: int) -> tuple[Array, Array]:
         """The convex hull under a collective's time over its bytes."""
         if v not in self._hulls:
             variable = self.program.variables[v]
             terms = self.terms((v,))
-            # On one rank alone, a table brings all its bytes at once, which is most on a rank that holds all tables.
-            whole = terms.average * self.options.design.system.world_size + terms.everywhere
-            most = terms.base + float(np.maximum.reduceat(whole, self.starts).sum())
-            self._hulls[v] = under_hull(variable, terms.base + self._least_bytes(terms), most, self.cost)
+            least = terms.base + self._least_bytes(terms)
+            self._hulls[v] = under_hull(variable, least, self.most(terms), self.cost)
         return self._hulls[v]
+
+    def most(self, terms: Terms) -> float:
+        """What a segment or collective comes to on a rank that holds all shards of all tables."""
+        whole = terms.average * self.options.design.system.world_size + terms.everywhere
+        return terms.base + float(np.maximum.reduceat(whole, self.starts).sum())
 
     def _least_bytes(self, terms: Terms) -> float:
         """Some rank has at least these: those of the smallest shard of a kind that uses the collective."""
@@ -184,11 +188,12 @@ class ClassBound:
         self.cuts.append(cut)
 
     def _solve(self) -> None:
-        solution = _MasterProgram(self).solve()
-        if solution is None:
-            self.lower_us, self.settled = np.inf, True
+        solved = _MasterProgram(self).solve()
+        self.lower_us = max(self.lower_us, solved.bound)
+        if solved.x is None:
+            self.settled = True
         else:
-            self.lower_us, self.shares = max(self.lower_us, solution[0]), solution[1]
+            self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
 
 
 def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> tuple[Array, Array]:
@@ -212,123 +217,113 @@ def _right_turn(x: Array, y: Array, a: int, b: int, c: int) -> bool:
 
 
 class _MasterProgram:
-    """Assembles the rows of a class's linear program. Columns: T, x, then as they are first used."""
+    """Assembles a class's linear program. Columns: T, a share for each way, then as they are first used."""
 
     def __init__(self, bound: ClassBound) -> None:
-        self._bound = bound
-        self._columns = 1 + len(bound.options.ways.table)
-        self._rows: list[
-            tuple[Array, Array, float]
-        ] = []  # columns, values, right-hand side: values · z <= rhs
+        self._bound, self._rows = bound, Rows()
+        self._ways = 1 + np.arange(len(bound.options.ways.table))
+        self._high = [0.0, *np.ones(len(self._ways)).tolist()]
         self._measures: dict[Key, int] = {}
         self._transfers: dict[int, int] = {}
 
-    def solve(self) -> tuple[float, Array] | None:
-        """The least T and the shares; `None` where no plan satisfies memory and kinds."""
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_matrix
-
-        bound, options = self._bound, self._bound.options
-        for cut in bound.cuts:
+    def solve(self) -> Solved:
+        """The least T with shares; its bound is infinite where no plan satisfies memory and kinds."""
+        for cut in self._bound.cuts:
             self._cut(cut)
+        self._choice()
         self._memory_and_kinds()
-        sizes = [len(c) for c, _, _ in self._rows]
-        a = csr_matrix(
-            (
-                np.concatenate([v for _, v, _ in self._rows]),
-                (
-                    np.repeat(np.arange(len(sizes)), sizes),
-                    np.concatenate([c for c, _, _ in self._rows]),
-                ),
-            ),
-            shape=(len(sizes), self._columns),
-        )
-        tables, of_way = len(options.design.model.tables), options.ways.table
-        ones = csr_matrix(
-            (np.ones(len(of_way)), (of_way, 1 + np.arange(len(of_way)))), shape=(tables, self._columns)
-        )
-        objective = np.zeros(self._columns)
+        high = np.array(self._high)
+        objective = np.zeros(len(high))
         objective[0] = 1.0
-        found = linprog(
-            objective,
-            A_ub=a,
-            b_ub=[r for _, _, r in self._rows],
-            A_eq=ones,
-            b_eq=np.ones(tables),
-            method="highs",
+        whole = np.zeros(len(high), dtype=bool)
+        return solve_relaxed(
+            self._rows.program(objective=objective, low=np.zeros(len(high)), high=high, whole=whole)
         )
-        if found.status == 2:
-            return None
-        if found.status != 0:
-            return bound.lower_us, bound.shares if len(bound.shares) else np.zeros(len(of_way))
-        return self._safe(found), np.asarray(found.x[1 : 1 + len(of_way)])
-
-    def _safe(self, found: object) -> float:
-        """The optimum, less what the solver's tolerances may have cost."""
-        return float(found.fun) * (1 - 1e-7)  # type: ignore[attr-defined]
 
     def _cut(self, cut: Cut) -> None:
-        columns, values = [0], [-1.0]
+        """T is at least what the cut says."""
+        columns, values, most = [0], [1.0], cut.constant_us
         for weight, key in cut.segments:
-            columns.append(self._measure(key))
-            values.append(weight)
+            columns.append(self._measure(key, scale=1.0))
+            values.append(-weight)
+            most += weight * self._high[columns[-1]]
         for weight, v in cut.transfers:
             columns.append(self._transfer(v))
-            values.append(weight)
-        self._row(columns, values, -cut.constant_us)
+            values.append(-weight)
+            most += weight * self._high[columns[-1]]
+        self._row(columns, values, low=cut.constant_us)
+        self._high[0] = max(self._high[0], most)
 
-    def _measure(self, key: Key) -> int:
-        """The column of a segment's length (or a collective's bytes), with its rows."""
+    def _measure(self, key: Key, *, scale: float) -> int:
+        """The column of a segment's length (or a collective's bytes in units of `scale`), with its rows."""
         if key in self._measures:
             return self._measures[key]
-        column = self._measures[key] = self._columns
-        self._columns += 1
         terms, starts = self._bound.terms(key), self._bound.starts
-        shared = self._shared(terms.everywhere)
+        column = self._measures[key] = self._column(self._bound.most(terms) / scale)
+        shared = self._shared(terms.everywhere, scale)
         extra = [] if shared is None else [shared]
-        head = [-1.0, *([1.0] * len(extra))]
-        x = 1 + np.arange(len(terms.average))
-        self._row([column, *extra, *x], [*head, *terms.average], -terms.base)
+        head = [1.0, *([-1.0] * len(extra))]
+        base = terms.base / scale
+        self._row([column, *extra, *self._ways], [*head, *(-terms.average / scale)], low=base)
         average = float(np.minimum.reduceat(terms.average, starts).sum())
-        for ways in np.split(np.arange(len(x)), starts[1:]):
+        for ways in np.split(np.arange(len(self._ways)), starts[1:]):
             if float(terms.largest[ways].max()) > average:  # a smaller shard is never more than the average
-                self._row([column, *extra, *(1 + ways)], [*head, *terms.largest[ways]], -terms.base)
+                values = [*head, *(-terms.largest[ways] / scale)]
+                self._row([column, *extra, *self._ways[ways]], values, low=base)
         return column
 
-    def _shared(self, everywhere: Array) -> int | None:
+    def _shared(self, everywhere: Array, scale: float) -> int | None:
         """The column of what all ranks see, `None` for nothing."""
         if not everywhere.any():
             return None
-        column = self._columns
-        self._columns += 1
-        self._row([column, *(1 + np.arange(len(everywhere)))], [-1.0, *everywhere], 0.0)
+        most = float(np.maximum.reduceat(everywhere, self._bound.starts).sum()) / scale
+        column = self._column(most)
+        self._row([column, *self._ways], [1.0, *(-everywhere / scale)], low=0.0)
         return column
 
     def _transfer(self, v: int) -> int:
         """The column of a collective's time, with its tangents."""
         if v in self._transfers:
             return self._transfers[v]
-        bytes_ = self._measure((v,))
-        column = self._transfers[v] = self._columns
-        self._columns += 1
-        x, y = self._bound._hull(v)
-        for i in range(len(x) - 1):
-            slope = (y[i + 1] - y[i]) / (x[i + 1] - x[i])
-            self._row([column, bytes_], [-1.0, slope], slope * x[i] - y[i])
+        x, y = self._bound.hull(v)
+        scale = float(x[-1])
+        bytes_ = self._measure((v,), scale=scale)
+        slopes = np.diff(y) / np.diff(x)
+        most = float(y[-1] + slopes[-1] * scale * max(self._high[bytes_] - 1.0, 0.0))
+        column = self._transfers[v] = self._column(most)
+        for slope, x0, y0 in zip(slopes, x[:-1], y[:-1], strict=True):
+            self._row([column, bytes_], [1.0, -slope * scale], low=float(y0 - slope * x0))
         return column
+
+    def _choice(self) -> None:
+        """Each table's shares add up to one."""
+        tables = self._bound.options.ways.table
+        self._rows.add(
+            tables, self._ways, np.ones(len(tables)), count=int(tables.max()) + 1, low=1.0, high=1.0
+        )
 
     def _memory_and_kinds(self) -> None:
         bound, ways = self._bound, self._bound.options.ways
-        x = 1 + np.arange(len(ways.table))
         held = ways.total(bound.costs.bytes)
         scale = max(float(held.max()), 1.0)
-        self._row(x, held / scale, bound.capacity_bytes / scale)
+        self._row(self._ways, held / scale, high=bound.capacity_bytes / scale)
         for kind in bound.kinds:
-            of_kind = x[ways.flag == kind]
-            self._row(of_kind, -np.ones(len(of_kind)), -1.0)
+            of_kind = self._ways[ways.flag == kind]
+            self._row(of_kind, np.ones(len(of_kind)), low=1.0)
 
-    def _row(self, columns: Sequence[int] | Ints, values: Sequence[float] | Array, most: float) -> None:
-        self._rows.append((np.asarray(columns, dtype=np.int64), np.asarray(values, dtype=np.float64), most))
+    def _column(self, most: float) -> int:
+        self._high.append(most)
+        return len(self._high) - 1
+
+    def _row(
+        self,
+        columns: Sequence[int] | Ints,
+        values: Sequence[float] | Array,
+        *,
+        low: float = -np.inf,
+        high: float = np.inf,
+    ) -> None:
+        self._rows.add(np.zeros(len(columns), dtype=np.int64), columns, values, count=1, low=low, high=high)
 
 
 def class_bounds(
@@ -375,7 +370,7 @@ def class_bounds(
     return bounds
 
 
-def refine(bounds: Sequence[ClassBound], *, upper_us: float, seconds_left: object) -> float:
+def refine(bounds: Sequence[ClassBound], *, upper_us: float, seconds_left: Callable[[], float]) -> float:
     """Refine the classes with the least bounds until no cut says more, or none is below `upper_us`.
 
     Args:
@@ -390,7 +385,7 @@ def refine(bounds: Sequence[ClassBound], *, upper_us: float, seconds_left: objec
     heapq.heapify(queue)
     while queue:
         lower_us, i = queue[0]
-        if lower_us >= upper_us or bounds[i].settled or seconds_left() <= 0:  # type: ignore[operator]
+        if lower_us >= upper_us or bounds[i].settled or seconds_left() <= 0:
             break
         bounds[i].refine()
         heapq.heapreplace(queue, (bounds[i].lower_us, i))
