@@ -124,20 +124,6 @@ def _without_output() -> Iterator[None]:
         os.close(nowhere)
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """The first solver of a process prints a banner on the descriptor of stdout, where results stand."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
 @dataclass(slots=True)
 class _Highs:
     program: Program
@@ -149,7 +135,6 @@ class _Highs:
         import highspy
 
         with _without_output():
-            with _silence():
             solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         settings = {"output_flag": False, "threads": 1, "time_limit": max(self.time_limit_s, 0.01)}
         for name, value in (settings | self.options).items():
