@@ -7,20 +7,19 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dse.placement.instance import Instance, Objective
 from dse.placement.problem import Assignment, Problem, loads_of
+from dse.placement.torchrec.assigned import Choice, assignment_of_choices, plan_of_assignment, price_ms
 from dse.placement.torchrec.comparison import ITERATION, OURS, THEIRS, Comparison, PricedPlan, Tried
 from dse.placement.torchrec.estimate import estimate
 from dse.placement.torchrec.job import Job, job_of
 from dse.placement.torchrec.packages import require
 from perfcore.design.design import Design
-from perfcore.design.sharding import ComputeKernel, ShardingPlan, ShardingType, TableSharding
+from perfcore.design.sharding import ShardingPlan
 from perfcore.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from dse.placement.torchrec.run_planner import Choice, Found
+    from dse.placement.torchrec.run_planner import Found
     from perfcore.predictor import Predictor
 
 COLUMN_WIDTHS = (None, 64, 32)
@@ -108,35 +107,6 @@ def compare_design(
     return Comparison(len(job.tables), job.machine.num_ranks, (*(p for p, _ in priced), best), _tried(run))
 
 
-def plan_of_assignment(instance: Instance, assignment: Assignment) -> ShardingPlan:
-    """An assignment of an instance as a placement."""
-    return ShardingPlan(
-        tuple(
-            _placed(name, instance.types[option], instance.kernels[option], ranks)
-            for name, option, ranks in zip(instance.names, assignment.option, assignment.ranks, strict=True)
-        )
-    )
-
-
-def assignment_of_plan(instance: Instance, choices: Sequence[Choice]) -> Assignment:
-    """TorchRec's choices as an assignment of an instance that has their options."""
-    first, counts = instance.first_option, np.diff(instance.first_shard)
-    options = []
-    for t, choice in enumerate(choices):
-        wanted = (choice.type, choice.kernel, len(choice.ranks))
-        of_table = range(first[t], first[t + 1])
-        options.append(
-            next(o for o in of_table if (instance.types[o], instance.kernels[o], counts[o]) == wanted)
-        )
-    return Assignment(np.array(options, dtype=np.int64), tuple(c.ranks for c in choices))
-
-
-def _placed(name: str, kind: str, kernel: str, ranks: tuple[int, ...]) -> TableSharding:
-    if kind == ShardingType.DATA_PARALLEL:
-        return TableSharding(name, ShardingType.DATA_PARALLEL, tuple(range(len(ranks))))
-    return TableSharding(name, ShardingType(kind), ranks, ComputeKernel(kernel))
-
-
 def _torchrec(job: Job, column_widths: Sequence[int | None], time_limit_s: float) -> _Run:
     require()
     from dse.placement.torchrec.run_planner import plans_of
@@ -146,7 +116,7 @@ def _torchrec(job: Job, column_widths: Sequence[int | None], time_limit_s: float
     found = tuple(plans_of(job, column_widths=widths, time_limit_s=time_limit_s))
 
     def assigned(choices: tuple[Choice, ...] | None) -> Assignment | None:
-        return None if choices is None else assignment_of_plan(instance, choices)
+        return None if choices is None else assignment_of_choices(instance, choices)
 
     return _Run(instance, found, tuple((assigned(f.rating), assigned(f.critical_path)) for f in found))
 
@@ -244,12 +214,13 @@ def _by_iteration(
     from dse.placement.certify import plan_design
 
     found = plan_design(design, predictor=predictor, seed=seed, time_limit_s=time_limit_s)
+    costs = price_ms(job_of(design), found.plan) or {}
     own = PricedPlan(
         planner=OURS,
         objective=ITERATION,
-        setting="every table by predicted iteration time",
-        rating_ms=None,
-        critical_path_ms=None,
+        setting="by predicted iteration time",
+        rating_ms=costs.get(Objective.RATING),
+        critical_path_ms=costs.get(Objective.CRITICAL_PATH),
         iteration_time_ms=found.iteration_time_us / US_PER_MS,
         fits=True,
         lower_bound_ms=found.lower_bound_us / US_PER_MS,

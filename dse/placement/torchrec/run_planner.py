@@ -21,20 +21,12 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError
 
 from dse.placement.torchrec import setup
+from dse.placement.torchrec.assigned import Choice
 from dse.placement.torchrec.job import Job
 from dse.placement.torchrec.packages import quiet
 
 # Its dynamic programme cannot be stopped: it is left out where its tables would hold more entries than this.
 _MAX_STATES, _BINS = 2_000_000, 100
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a plan does with one table: `type`, `kernel`, and the rank of each shard."""
-
-    type: str
-    kernel: str
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ class _Setting:
     name: str
     column_width: int | None = None
     by_time: bool = False
-    dynamic: bool = False
+    proposers: str = "uniform first"
 
 
 class _Watch:
@@ -115,14 +107,19 @@ def plans_of(job: Job, *, column_widths: Sequence[int | None], time_limit_s: flo
 def _settings(job: Job, column_widths: Sequence[int | None]) -> list[_Setting]:
     states = len(job.tables) * job.machine.num_ranks * _BINS
     narrow = [w for w in dict.fromkeys(column_widths) if w is not None]
-    dynamic = [_Setting("dynamic programming", dynamic=True)] if states <= _MAX_STATES else []
+    dynamic = [_Setting("dynamic programming", proposers="dynamic")] if states <= _MAX_STATES else []
     return [
-        _Setting("default"),
+        _Setting("default", proposers="default"),
+        _Setting("uniform first"),
         *(_Setting(f"columns down to {w}", w) for w in narrow),
         _Setting("largest time first", by_time=True),
         *(_Setting(f"columns down to {w}, largest time first", w, by_time=True) for w in narrow),
         *dynamic,
-        *(_Setting(f"columns down to {w}, {s.name}", w, dynamic=True) for w in narrow for s in dynamic),
+        *(
+            _Setting(f"columns down to {w}, {s.name}", w, proposers=s.proposers)
+            for w in narrow
+            for s in dynamic
+        ),
     ]
 
 
@@ -153,10 +150,13 @@ def _run(job: Job, setting: _Setting, time_limit_s: float) -> Found:
     )
 
 
-def _proposers(setting: _Setting) -> list[Any]:
-    """TorchRec's own four; or its dynamic programme, which it leaves to its users to choose."""
-    if setting.dynamic:
-        return [DynamicProgrammingProposer(_BINS)]
+def _proposers(setting: _Setting) -> list[Any] | None:
+    """TorchRec's own four in its order (`None`); in the order of their length; or its dynamic programme."""
+    match setting.proposers:
+        case "default":
+            return None
+        case "dynamic":
+            return [DynamicProgrammingProposer(_BINS)]
     return [UniformProposer(), GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False)]
 
 
