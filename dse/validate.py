@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,97 +13,24 @@ import numpy as np
 
 from dse.config import load_design
 from dse.errors import DseError
+from dse.validation.compare import Compared, compared_classes, largest_gap, tensors_gib
+from dse.validation.report import ValidatedDesign, ValidationReport
 from dse.validation_pricing import Pricing, pricing_of
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
 from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
-from perfcore.design.training import Training
+from perfcore.design.training import Fusion, Training
 from perfcore.errors import MissingPackageError
-from perfcore.units import US_PER_MS
+from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
     from perfcore.measure.isolate import Settings
     from perfcore.measure.record import DesignSample, NamedDesign
+    from perfcore.predictor import Prediction
 
 # Keeps the logarithm of an exact prediction finite (GMAE of arXiv 2201.07821).
 GMAE_FLOOR = 4e-4
 PARETO = "pareto.csv"
-
-
-@dataclass(frozen=True, slots=True)
-class ValidatedDesign:
-    """One design, predicted and measured.
-
-    Attributes:
-        name: its file's.
-        status: how measuring ended.
-        predicted_ms: of the design that was measured; `None` where measuring failed.
-        measured_ms: median iteration.
-        spread_pct: interquartile range of the iterations over their median.
-        detail: why it failed.
-        notes: how what was measured differs from the design's file.
-        clock: what timed it: `cpu_time` (of one thread), `wall` or `cuda_events`.
-    """
-
-    name: str
-    status: str
-    predicted_ms: float | None = None
-    measured_ms: float | None = None
-    spread_pct: float | None = None
-    detail: str = ""
-    notes: tuple[str, ...] = ()
-    clock: str = ""
-
-    @property
-    def error_pct(self) -> float | None:
-        """Signed error of the prediction, `None` where there is no measurement."""
-        if self.predicted_ms is None or self.measured_ms is None:
-            return None
-        return 100 * (self.predicted_ms / self.measured_ms - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
-    """What validating a run found; metrics are over the designs that were measured, `None` without any.
-
-    Attributes:
-        run: the run's name.
-        device: what measured.
-        designs: in the order of measuring.
-        mape_pct: mean absolute error of predictions.
-        gmae_pct: geometric mean absolute error.
-        kendall_tau: agreement of the two orders, `None` with fewer than two.
-        tolerance_pct: largest `mape_pct` that is accepted.
-        prediction: what the predictions rest on.
-        environment: versions and the device.
-        held_out_errors_pct: of the pricing, by kind of kernel.
-        calibration: facts of the pricing.
-        warnings: where the prediction is not of what was asked.
-        why: of the design whose prediction is off the most: what it consists of and how far that is known.
-    """
-
-    run: str
-    device: str
-    designs: tuple[ValidatedDesign, ...]
-    mape_pct: float | None
-    gmae_pct: float | None
-    kendall_tau: float | None
-    tolerance_pct: float
-    prediction: str
-    environment: dict[str, Any]
-    held_out_errors_pct: dict[str, float]
-    calibration: dict[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    why: str = ""
-
-    @property
-    def within_tolerance(self) -> bool:
-        """Something was measured, and `mape_pct` is small enough."""
-        return self.mape_pct is not None and self.mape_pct <= self.tolerance_pct
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self) | {"within_tolerance": self.within_tolerance}
 
 
 def validate_run(
@@ -262,7 +189,9 @@ def check_device(device: str) -> None:
     iteration.check_device(device)
 
 
-def _any_plan(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
+def _any_plan(
+    model: Model, training: Training, system: System, policy: str, fusion: Fusion
+) -> ShardingPlan:
     """Tables whole, by turns: one device measures all of them wherever they were placed."""
     return ShardingPlan(
         tuple(
@@ -273,30 +202,47 @@ def _any_plan(model: Model, training: Training, system: System, policy: str) -> 
 
 
 def _validated(sample: DesignSample, pricing: Pricing) -> ValidatedDesign:
-    if sample.iteration is None:
+    iteration = sample.iteration
+    if iteration is None:
         return ValidatedDesign(sample.name, sample.status, detail=sample.detail, notes=sample.notes)
-    return ValidatedDesign(
+    known = ValidatedDesign(
         sample.name,
         sample.status,
         predicted_ms=pricing.iteration_us(sample.design) / US_PER_MS,
-        measured_ms=sample.iteration.median_us / US_PER_MS,
-        spread_pct=sample.iteration.spread_pct,
+        measured_ms=iteration.median_us / US_PER_MS,
+        spread_pct=iteration.spread_pct,
         notes=sample.notes,
-        clock=sample.iteration.clock,
+        clock=iteration.clock,
+        ranks=iteration.ranks,
+    )
+    return known if pricing.predict is None else _detailed(known, sample, pricing.predict(sample.design))
+
+
+def _detailed(known: ValidatedDesign, sample: DesignSample, prediction: Prediction) -> ValidatedDesign:
+    """With what else was measured, beside the prediction."""
+    iteration = sample.iteration
+    assert iteration is not None
+    on_cpu, active = iteration.clock != "cuda_events", iteration.device_active_us
+    added = iteration.added_memory_bytes / BYTES_PER_GIB
+    return replace(
+        known,
+        active_ms=Compared(
+            None if on_cpu else prediction.device_active_us / US_PER_MS,
+            None if active is None else active / US_PER_MS,
+        ),
+        memory_gib=Compared(tensors_gib(prediction), added or None),
+        op_classes_ms=compared_classes(prediction, iteration.op_us, on_cpu=on_cpu),
     )
 
 
 def _why_worst(designs: Sequence[ValidatedDesign], samples: Sequence[DesignSample], pricing: Pricing) -> str:
     """What the worst prediction consists of; nothing where no design was measured, or the pricing cannot say."""
-    off = [
-        (abs(d.error_pct), d.name, s)
-        for d, s in zip(designs, samples, strict=True)
-        if d.error_pct is not None
-    ]
+    off = [(abs(d.error_pct), d, s) for d, s in zip(designs, samples, strict=True) if d.error_pct is not None]
     if not off or pricing.why is None:
         return ""
-    _, name, sample = max(off, key=lambda item: item[0])
-    return f"{name}: {pricing.why(sample.design)}"
+    _, design, sample = max(off, key=lambda item: item[0])
+    gap = largest_gap(design.op_classes_ms)
+    return f"{design.name}: {pricing.why(sample.design)}" + (f"; largest difference: {gap}" if gap else "")
 
 
 def _report(

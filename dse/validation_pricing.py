@@ -14,6 +14,7 @@ from perfcore.design.hardware import System
 
 if TYPE_CHECKING:
     from perfcore.measure.isolate import Settings
+    from perfcore.predictor import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Pricing:
         facts: of the calibration, for the record.
         warnings: where the prediction is not of what was asked.
         why: what a design's prediction consists of and how far it is known, where that can be said.
+        predict: the whole prediction of a design, where there is more than its time.
     """
 
     iteration_us: Callable[[Design], float]
@@ -35,6 +37,7 @@ class Pricing:
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     why: Callable[[Design], str] | None = None
+    predict: Callable[[Design], Prediction] | None = None
 
 
 def pricing_of(design: Design, *, settings: Settings, calibration_s: float) -> Pricing:
@@ -55,6 +58,7 @@ def gpu_pricing(system: System, *, measuring: str) -> Pricing:
     Raises:
         ProfileError: its profile is corrupt.
     """
+    from dse.validation.why import why
     from perfcore.predictor import Predictor
     from perfcore.profile.profile import profile_for
 
@@ -70,15 +74,20 @@ def gpu_pricing(system: System, *, measuring: str) -> Pricing:
         here = System(known, hardware.default_node(known.name), 1)
     profile = profile_for(here.device, here.node)
     predictor = Predictor(profile)
+    errors = {e.kernel: e.mape_pct for e in profile.known_errors}
+
+    def predict(design: Design) -> Prediction:
+        return predictor.predict(replace(design, system=replace(here, world_size=design.system.world_size)))
+
     own = "the design's own device" if here is system else "the GPU that measures"
     return Pricing(
-        lambda d: predictor.iteration_time_us(
-            replace(d, system=replace(here, world_size=d.system.world_size))
-        ),
+        lambda d: predict(d).iteration_time_us,
         f"the profile of {here.device.name}, {own}",
-        {e.kernel: e.mape_pct for e in profile.known_errors},
+        errors,
         {"profile": profile.name, "profile_hash": profile.hash, "device": here.device.name},
         warnings,
+        why=lambda d: why(predict(d), errors),
+        predict=predict,
     )
 
 
@@ -124,4 +133,5 @@ def profile_pricing(profile: str) -> Pricing:
         errors,
         {"profile": loaded.name, "profile_hash": loaded.hash, "device": loaded.device.name},
         why=lambda design: why(predictor.predict(design), errors),
+        predict=predictor.predict,
     )

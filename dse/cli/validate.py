@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dse.validate import ValidationReport
+    from rich.table import Table
+
+    from dse.validation.report import ValidatedDesign, ValidationReport
     from perfcore.measure.isolate import Settings
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/dlrm_small.", show_default=False)]
@@ -38,6 +40,19 @@ Recalibrate = Annotated[
         help="Folder for the profile corrected by what was measured; --profile names the one corrected."
     ),
 ]
+MaxRanks = Annotated[
+    int | None,
+    typer.Option(
+        help="Designs of at most so many ranks are trained by as many processes; as many as there are GPUs, or cores "
+        "for the threads of each, by default. Larger designs are reduced to one rank."
+    ),
+]
+Traces = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for a Kineto trace and an execution trace of each design, of the same iterations."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of weights, input and the random designs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout.")]
 
@@ -53,6 +68,8 @@ def validate(
     time_limit_s: TimeLimit = 120.0,
     calibration_s: Calibration = 45.0,
     threads: Threads = 1,
+    max_ranks: MaxRanks = None,
+    traces: Traces = None,
     seed: Seed = 0,
     profile: ProfileName = None,
     emit: Emit = None,
@@ -79,6 +96,8 @@ def validate(
         time_limit_s=time_limit_s,
         threads=threads,
         seed=seed,
+        max_ranks=max_ranks,
+        traces=None if traces is None else str(traces.resolve()),
     )
     if emit is not None:
         return _emit(run, emit, settings, top=top)
@@ -161,14 +180,18 @@ def _print(report: ValidationReport) -> None:
     title = f"{report.run} on {report.environment['device']}"
     table = Table(title=f"{title} ({', '.join(clocks)})" if clocks else title, title_justify="left")
     table.add_column("design")
-    for column in ("predicted ms", "measured ms", "spread %", "error %"):
+    for column in ("ranks", "predicted ms", "measured ms", "spread %", "error %", "memory MiB", "measured"):
         table.add_column(column, justify="right")
     table.add_column("status")
     for d in report.designs:
         numbers = [_number(v) for v in (d.predicted_ms, d.measured_ms, d.spread_pct, d.error_pct)]
-        table.add_row(d.name, *numbers, d.status)
+        memory = [_mib(d.memory_gib.predicted), _mib(d.memory_gib.measured)]
+        table.add_row(d.name, str(d.ranks), *numbers, *memory, d.status)
     console = Console()
     console.print(table)
+    worst = _worst(report)
+    if worst is not None and worst.op_classes_ms:
+        console.print(_classes(worst))
     for warning in report.warnings:
         console.print(f"Warning: {warning}.", highlight=False, markup=False)
     for note, names in _remarks(report).items():
@@ -183,6 +206,28 @@ def _print(report: ValidationReport) -> None:
         console.print(f"The worst, {report.why}.", highlight=False, markup=False)
     if report.within_tolerance:
         console.print(_verdict(report), highlight=False)
+
+
+def _worst(report: ValidationReport) -> ValidatedDesign | None:
+    """The design whose prediction is off the most."""
+    known = [d for d in report.designs if d.error_pct is not None]
+    return max(known, key=lambda d: abs(d.error_pct or 0.0), default=None)
+
+
+def _classes(design: ValidatedDesign) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{design.name}, the worst, by class of op", title_justify="left")
+    table.add_column("op")
+    for column in ("predicted ms", "measured ms"):
+        table.add_column(column, justify="right")
+    for name, pair in design.op_classes_ms.items():
+        table.add_row(name, _number(pair.predicted), _number(pair.measured))
+    return table
+
+
+def _mib(gib: float | None) -> str:
+    return "–" if gib is None else f"{gib * 1024:.0f}"
 
 
 def _remarks(report: ValidationReport) -> dict[str, list[str]]:

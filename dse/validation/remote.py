@@ -36,6 +36,8 @@ DESIGNS, SETTINGS, SAMPLES, KERNELS, SCRIPT = (
 # What the measuring code reads of the profiles' data: the catalogue of devices.
 _DATA = ("devices", "nodes", "framework.json")
 
+_HERE_ALONE = ("device", "profile", "traces")
+
 _RUN = '''"""Measures the designs of this folder: python3 run.py --device cuda. Needs torch and numpy."""
 
 import argparse
@@ -151,7 +153,7 @@ def pricing_of_box(
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
-    limits = {k: v for k, v in asdict(settings).items() if v is not None and k != "device"}
+    limits = {k: v for k, v in asdict(settings).items() if v is not None and k not in _HERE_ALONE}
     return {"device": settings.device, "limits": limits}
 
 

@@ -111,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--max-rows", type=int, help="cap on the rows of a table")
     run.add_argument("--threads", type=int, help="CPU threads")
     run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--max-ranks", type=int, help="largest world size that is trained by as many processes")
+    run.add_argument("--no-profile", dest="profile", action="store_false", help="no times by class of op")
+    run.add_argument("--traces", help="folder for a Kineto trace and an execution trace of each design")
     sweep = commands.add_parser("collect", help="measure the device's kernels and host overheads")
     sweep.add_argument(
         "--out", type=Path, required=True, help="folder for the samples; one in use is continued"
