@@ -63,7 +63,7 @@ def planned(request: Request, imported: Path | None) -> PlanReport:
     }
     if imported is not None:
         facts[f"imported plan {imported.name}"] = _imported(imported, design, predictor, found)
-    return report_of_plan(found, title=request.path.name, facts=facts, local=design.system.local_world_size)
+    return report_of_plan(found, design, title=request.path.name, facts=facts)
 
 
 def export(request: Request, out: Path | None) -> None:
@@ -101,9 +101,12 @@ def compare(request: Request, *, as_json: bool) -> None:
             typer.echo(line)
 
 
-def report_of_plan(found: CertifiedPlan, *, title: str, facts: dict[str, str], local: int) -> PlanReport:
-    """A design's plan as the report; `local` ranks make up a machine."""
-    tables = tuple(_table_line(choice) for choice in found.tables)
+def report_of_plan(found: CertifiedPlan, design: Design, *, title: str, facts: dict[str, str]) -> PlanReport:
+    """A design's plan as the report."""
+    local = design.system.local_world_size
+    tables = tuple(
+        _table_line(choice, held) for choice, held in zip(found.tables, _bytes(found, design), strict=True)
+    )
     return PlanReport(
         title=title,
         objective=DESIGN,
@@ -132,7 +135,17 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _table_line(choice: TableChoice) -> TableLine:
+def _bytes(found: CertifiedPlan, design: Design) -> list[float]:
+    """Memory of each table; on one rank, where there is nothing to choose, of the whole table."""
+    if design.system.world_size > 1:
+        return [choice.bytes for choice in found.tables]
+    from dse.placement.design_shortage import tables_problem
+
+    problem, _ = tables_problem(design)
+    return [float(b) for b in problem.bytes]
+
+
+def _table_line(choice: TableChoice, held_bytes: float) -> TableLine:
     all_ranks_ms = choice.load_us / US_PER_MS
     return TableLine(
         name=choice.table,
@@ -142,7 +155,7 @@ def _table_line(choice: TableChoice) -> TableLine:
         events_ms={},
         rank_ms=all_ranks_ms / len(set(choice.ranks)),
         all_ranks_ms=all_ranks_ms,
-        hbm_gib=choice.bytes / BYTES_PER_GIB,
+        hbm_gib=held_bytes / BYTES_PER_GIB,
         bound_by="",
         together=(),
         others=tuple(_other(a) for a in choice.alternatives),
@@ -209,17 +222,14 @@ def _load(request: Request) -> tuple[Design, Predictor]:
     from dse.config import load_design
     from perfcore.design.sharding import ShardingPlan
     from perfcore.predictor import Predictor
-    from perfcore.profile.profile import load_profile, profile_for
+    from perfcore.profile.profile import priced
 
     def anywhere(model: Any, *_: Any) -> ShardingPlan:
         return ShardingPlan.on_one_rank(model)  # the planner looks for its own
 
     design = load_design(request.path, overrides=list(request.overrides), place=anywhere)
-    device, node = design.system.device, design.system.node
-    name = request.profile
-    return design, Predictor(
-        load_profile(name, device=device, node=node) if name else profile_for(device, node)
-    )
+    design, profile = priced(design, request.profile)
+    return design, Predictor(profile)
 
 
 def _certified(request: Request, design: Design, predictor: Predictor) -> CertifiedPlan:

@@ -10,6 +10,7 @@ import numpy as np
 from dse.errors import NoFeasibleCandidateError
 from dse.placement.estimate import memory_of_tables
 from dse.placement.labels import Labels
+from dse.placement.options import tables_capacity_bytes
 from dse.placement.problem import Problem
 from dse.placement.shortage import Solve, capacity_remedy, fullest_share, refusal, shortage_of
 from perfcore.design import hardware
@@ -18,7 +19,6 @@ from perfcore.design.hardware import System
 from perfcore.design.sharding import ShardingPlan
 from perfcore.design.training import Optimizer, Precision
 from perfcore.errors import PerfcoreError
-from perfcore.memory import memory_of
 from perfcore.units import BYTES_PER_GIB
 
 MOST_GPUS_TIMES = 16  # how many times the GPUs of a design to try
@@ -45,13 +45,13 @@ def design_refusal(design: Design, solve: Solve, *, limited: bool) -> NoFeasible
 
 def tables_problem(design: Design) -> tuple[Problem, Labels]:
     """Every way to split the tables of a design, with memory alone."""
-    rest = memory_of(replace(design, sharding=ShardingPlan.on_one_rank(design.model)))
-    capacity = design.system.device.hbm_bytes - float(rest.total[-1])
     tables = [
         replace(t, embedding_dim=dim)
         for t, dim in zip(design.model.tables, design.model.table_dims, strict=True)
     ]
-    return memory_of_tables(tables, design.training, design.system, capacity_bytes=capacity)
+    return memory_of_tables(
+        tables, design.training, design.system, capacity_bytes=tables_capacity_bytes(design)
+    )
 
 
 def fits(design: Design, solve: Solve) -> bool:
