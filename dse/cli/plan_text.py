@@ -11,7 +11,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
-from dse.report.words import number
+from dse.report.words import gib, number
 
 MAX_TABLES, MAX_RANKS, MAX_EVENTS = 10, 8, 12
 _TEXT = ("table", "kind", "short", "rather than", "ends with", "delays", "dearest tables")
@@ -84,7 +84,7 @@ def _kinds(report: PlanReport) -> Table:
             _short_kind(lines[0]),
             f"{len(lines):,}",
             f"{sum(len(t.ranks) for t in lines):,}",
-            number(sum(t.hbm_gib for t in lines)),
+            gib(sum(t.hbm_gib for t in lines)),
             number(sum(t.all_ranks_ms for t in lines)),
         )
     return table
@@ -102,8 +102,8 @@ def _ranks(report: PlanReport) -> Table:
         table.add_row(
             f"{line.rank}",
             number(line.load_ms),
-            number(line.hbm_gib, digits=3),
-            number(line.capacity_gib, digits=3),
+            gib(line.hbm_gib),
+            gib(line.capacity_gib),
             f"{line.shards}",
             _delays(line),
             ", ".join(_cut(name, _NAME) for name in line.top[:2]),
@@ -128,7 +128,7 @@ def _tables(console: Console, report: PlanReport) -> Table:
             _short_kind(line),
             _ranks_of(line),
             number(line.rank_ms, digits=3),
-            number(line.hbm_gib, digits=3),
+            gib(line.hbm_gib),
             why(line.others, most=2 if console.width <= _NARROW else 4),
         )
     return table

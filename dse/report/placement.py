@@ -19,7 +19,7 @@ from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report_files import DESIGN, ranks_csv, report_json, tables_csv
 from dse.report.figures import BLUE, FONT, GREY
 from dse.report.markup import escaped, table_of
-from dse.report.words import number
+from dse.report.words import gib, number
 
 MAX_TABLES, MAX_RANKS, MAX_OTHERS = 200, 64, 4
 _ALIKE_MS = 5e-7
@@ -221,7 +221,7 @@ def _tables(report: PlanReport) -> str:
             escaped(_kind(t.type, t.kernel, len(t.ranks))),
             escaped(_places(t, len(report.ranks))),
             number(t.rank_ms, digits=3),
-            number(t.hbm_gib, digits=3),
+            gib(t.hbm_gib),
             *([escaped(t.bound_by)] if by_event else []),
             _why(t),
         ]
@@ -302,8 +302,8 @@ def _rank_row(line: RankLine) -> list[str]:
         str(line.rank),
         str(line.machine),
         number(line.load_ms),
-        number(line.hbm_gib, digits=3),
-        number(line.capacity_gib, digits=3),
+        gib(line.hbm_gib),
+        gib(line.capacity_gib),
         str(line.shards),
         escaped(_some(list(line.slowest_in), most=3) or "–"),
         escaped(", ".join(line.top)),

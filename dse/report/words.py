@@ -23,6 +23,7 @@ SHORT = {
     "fusion.launches": "launches",
     "fusion.communication": "communication",
 }
+_LEAST_GIB = 0.001
 _HIDDEN = ("model.bottom_hidden", "model.top_hidden")
 
 
@@ -37,6 +38,11 @@ def number(value: float, *, digits: int = 4) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{round(value, decimals):,.{decimals}f}" if decimals else f"{round(value):,}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def gib(value: float) -> str:
+    """Memory in GiB as a person wants it: three digits, and nothing below a mebibyte."""
+    return "<0.001" if 0 < value < _LEAST_GIB else number(value, digits=3)
 
 
 def label(metric: str) -> str:
