@@ -33,7 +33,7 @@ from perfcore.design.training import (
     Training,
 )
 
-Place: TypeAlias = Callable[[Model, Training, System, str], ShardingPlan]
+Place: TypeAlias = Callable[[Model, Training, System, str, Fusion], ShardingPlan]
 Settings: TypeAlias = "Mapping[str, Value]"
 
 # Settings on which a placement may depend: they decide its bytes and its lookups. All else the solver sees at
@@ -45,6 +45,7 @@ PLACEMENT_SETTINGS = (
     "sharding.policy",
     "training.table_precision",
     "training.table_optimizer",
+    "fusion.embedding",
 )
 
 
@@ -144,11 +145,16 @@ def plan_of(space: SearchSpace, settings: Settings, place: Place) -> ShardingPla
     policy = str(settings["sharding.policy"])
     system = System(space.device, space.node, world_size)
     try:
-        return place(model, training_of(reference), system, policy)
+        return place(model, training_of(reference), system, policy, _reference_fusion(reference))
     except NoFeasibleCandidateError:
         return even_plan(
             model, policy=policy, world_size=world_size, local_world_size=system.local_world_size
         )
+
+
+def _reference_fusion(settings: Settings) -> Fusion:
+    """The embeddings' own choice; all others at their defaults, which go with any."""
+    return Fusion(embedding=EmbeddingFusion(str(settings["fusion.embedding"])))
 
 
 def even_plan(
@@ -181,14 +187,17 @@ def even_plan(
 
 
 def remembered(place: Place) -> Place:
-    """The same solver, asked once for each problem; plans and refusals are both remembered."""
+    """The same solver, asked once for each problem; plans and refusals are both remembered.
+
+    Only the policy `auto` looks at the fusion.
+    """
     known: dict[tuple[Any, ...], ShardingPlan | NoFeasibleCandidateError] = {}
 
-    def cached(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
-        key = (model, training, system, policy)
+    def cached(model: Model, training: Training, system: System, policy: str, fusion: Fusion) -> ShardingPlan:
+        key = (model, training, system, policy, fusion if policy == Policy.AUTO else None)
         if key not in known:
             try:
-                known[key] = place(model, training, system, policy)
+                known[key] = place(model, training, system, policy, fusion)
             except NoFeasibleCandidateError as err:
                 known[key] = err
         found = known[key]

@@ -23,7 +23,7 @@ from perfcore.design.sharding import ComputeKernel, ShardingPlan, TableSharding
 from perfcore.design.training import Fusion, Optimizer, Precision, Training
 from perfcore.errors import HardwareError
 
-Place: TypeAlias = Callable[[Model, Training, System, str], ShardingPlan]
+Place: TypeAlias = Callable[[Model, Training, System, str, Fusion], ShardingPlan]
 
 
 def load_design(path: Path, *, overrides: Sequence[str] = (), place: Place) -> Design:
@@ -66,10 +66,15 @@ def design_of_document(document: Document[DesignFile], *, folder: Path, place: P
             f"global_batch={training.global_batch}, world_size={system.world_size}",
         )
         problems.check()
-    plan = _plan(entry.sharding, model, training, system, place, problems)
+    fusion = None
+    with problems.at("fusion"):
+        fusion = Fusion(**dict(entry.fusion))
+    problems.check()
+    assert fusion is not None
+    plan = _plan(entry.sharding, model, training, system, fusion, place, problems)
     design = None
     with problems.at("sharding"):
-        design = Design(model, training, Fusion(**dict(entry.fusion)), plan, system)
+        design = Design(model, training, fusion, plan, system)
     problems.check()
     assert design is not None
     return design
@@ -153,6 +158,7 @@ def _plan(
     model: Model,
     training: Training,
     system: System,
+    fusion: Fusion,
     place: Place,
     problems: Problems,
 ) -> ShardingPlan:
@@ -165,7 +171,7 @@ def _plan(
         return ShardingPlan(tuple(tables))
     if system.world_size == 1:
         return ShardingPlan.on_one_rank(model)
-    return place(model, training, system, str(entry.policy or Policy.AUTO))
+    return place(model, training, system, str(entry.policy or Policy.AUTO), fusion)
 
 
 def _tables_entry(tables: tuple[EmbeddingTable, ...]) -> str | list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from dse.candidate import (
     values_of,
 )
 from dse.errors import SpaceError
+from dse.schema import Policy
 from dse.space import Codes, SearchSpace, Value
 from perfcore.design.model import Interaction, Loss
 from perfcore.design.sharding import Shards, shards_of
@@ -141,6 +142,8 @@ def _grid_axes(space: SearchSpace, worlds: Sequence[int], *, distributed: bool) 
     names = ["training.global_batch", "model.embedding_dim", "model.cross_rank"]
     if distributed:
         names += ["sharding.policy", "training.table_precision", "training.table_optimizer"]
+        if Policy.AUTO in values_of(space, "sharding.policy"):  # the only one that looks at the fusion
+            names.append("fusion.embedding")
     axes += [GridAxis(n, values_of(space, n)) for n in names if n in space]
     for name in HIDDEN:
         axes += [GridAxis(f"{name}.slot{s}", values) for s, values in enumerate(_slot_values(space, name))]

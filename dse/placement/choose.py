@@ -30,8 +30,10 @@ MAX_RANKS = 64
 _REMEMBERED = 64  # placements; a space asks for all policies of one combination of settings in a row
 
 
-def fastest(model: Model, training: Training, system: System, *, predictor: Predictor) -> Placement:
-    """The placement whose iteration is predicted to be the shortest, with default fusion.
+def fastest(
+    model: Model, training: Training, system: System, fusion: Fusion, *, predictor: Predictor
+) -> Placement:
+    """The placement whose iteration is predicted to be the shortest.
 
     Compared are the plans of all policies, and the solver's mix without replicas.
 
@@ -39,6 +41,7 @@ def fastest(model: Model, training: Training, system: System, *, predictor: Pred
         model: whose tables to place.
         training: batch, number formats and optimizers.
         system: ranks, memory and links.
+        fusion: which ops are fused.
         predictor: of the system's device.
 
     Returns:
@@ -52,9 +55,7 @@ def fastest(model: Model, training: Training, system: System, *, predictor: Pred
         return mixed
     found = {p.plan: p for p in _candidates(model, training, system, mixed) if p.feasible}
     plans = [*found.values()]
-    times_us = predictor.iteration_times_us(
-        [Design(model, training, Fusion(), p.plan, system) for p in plans]
-    )
+    times_us = predictor.iteration_times_us([Design(model, training, fusion, p.plan, system) for p in plans])
     close = np.flatnonzero(times_us <= times_us.min() * (1 + SAME_TIME))
     return min((plans[i] for i in close), key=lambda p: float(p.load_us.max()))
 

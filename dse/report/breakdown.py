@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from perfcore.design.hardware import System
     from perfcore.design.model import Model
     from perfcore.design.sharding import ShardingPlan
-    from perfcore.design.training import Training
+    from perfcore.design.training import Fusion, Training
     from perfcore.predictor import Prediction
     from perfcore.profile.profile import Profile
 
@@ -159,8 +159,8 @@ def _profile(name: str, system: System) -> Profile:
     return load_profile(name, device=system.device, node=system.node)
 
 
-def _no_plan(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
+def _no_plan(model: Model, training: Training, system: System, policy: str, fusion: Fusion) -> ShardingPlan:
     """Exported designs carry their plans."""
     from dse.placement import plan_for
 
-    return plan_for(model, training, system, policy)
+    return plan_for(model, training, system, policy, fusion)

@@ -17,7 +17,7 @@ from dse.study_config import load_space
 from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable, Model
 from perfcore.design.sharding import ShardingPlan, ShardingType, Shards
-from perfcore.design.training import Training
+from perfcore.design.training import Fusion, Training
 from perfcore.graph.dims import dims_of, structure_of
 
 TEXT = """
@@ -42,7 +42,7 @@ objectives: [{metric: iteration_time_ms}]
 """
 
 
-def place(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
+def place(model: Model, training: Training, system: System, policy: str, fusion: Fusion) -> ShardingPlan:
     """Depends on everything that a placement may depend on, and finds nothing for large tables in large batches."""
     if training.global_batch == 2048 and model.embedding_dim == 32:
         raise NoFeasibleCandidateError("too large")
@@ -126,11 +126,13 @@ def test_candidates_of_the_other_kind_are_refused(space: SearchSpace, grids: dic
 def test_the_solver_is_asked_once_for_each_problem(space: SearchSpace) -> None:
     asked = []
 
-    def counting(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
+    def counting(
+        model: Model, training: Training, system: System, policy: str, fusion: Fusion
+    ) -> ShardingPlan:
         asked.append(
             (training.global_batch, training.table_precision, model.embedding_dim, system.world_size, policy)
         )
-        return place(model, training, system, policy)
+        return place(model, training, system, policy, fusion)
 
     cached = remembered(counting)
     grid = grid_of(space, cached, distributed=True)

@@ -43,7 +43,7 @@ system: {node: dgx-a100-80gb, world_size: 4}
 """
 
 
-def evenly(model: Model, training: Training, system: System, policy: str) -> ShardingPlan:
+def evenly(model: Model, training: Training, system: System, policy: str, fusion: Fusion) -> ShardingPlan:
     return even_plan(model, policy=policy, world_size=system.world_size)
 
 
@@ -67,7 +67,7 @@ def test_a_file_is_read_into_a_design(tmp_path: Path) -> None:
     assert design.training == Training(1024)
     assert design.fusion == Fusion()
     assert design.system == System(device("a100-sxm4-80gb"), node("dgx-a100-80gb"), 4)
-    assert design.sharding == evenly(design.model, design.training, design.system, "auto")
+    assert design.sharding == evenly(design.model, design.training, design.system, "auto", design.fusion)
 
 
 def test_the_policy_reaches_the_solver(tmp_path: Path) -> None:
