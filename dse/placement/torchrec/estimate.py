@@ -46,15 +46,15 @@ def json_of_estimate(job: Job, column_widths: Sequence[int | None]) -> dict[str,
 
 
 def _priced(job: Job, column_width: int | None) -> list[tuple[int, dict[str, Any]]]:
-    from dse.placement.torchrec import setup
+    from dse.placement.torchrec import objects
 
     with quiet():
-        once = setup.OncePerSize(expand=False)
-        topology = setup.topology_of(job.machine)
-        constraints = setup.constraints_of(job, column_width)
-        enumerator = setup.enumerator_of(job, constraints, topology, once)
-        options = enumerator.enumerate(setup.collection_of(job), setup.sharders())
-    of_name = {setup.name_of(t): t for t in range(len(job.tables))}
+        once = objects.OncePerSize(expand=False)
+        topology = objects.topology_of(job.machine)
+        constraints = objects.constraints_of(job, column_width)
+        enumerator = objects.enumerator_of(job, constraints, topology, once)
+        options = enumerator.enumerate(objects.collection_of(job), objects.sharders())
+    of_name = {objects.name_of(t): t for t in range(len(job.tables))}
     return [(of_name[o.name], _plain(o, lengths)) for o, lengths in zip(options, once.runs, strict=True)]
 
 

@@ -20,7 +20,7 @@ from torchrec.distributed.planner.proposers import (
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
 
-from dse.placement.torchrec import setup
+from dse.placement.torchrec import objects
 from dse.placement.torchrec.assigned import Choice
 from dse.placement.torchrec.job import Job
 from dse.placement.torchrec.packages import quiet
@@ -80,7 +80,7 @@ class _Watch:
 
     def _choices(self, plan: Sequence[Any]) -> tuple[Choice, ...]:
         of_name = {o.name: o for o in plan}
-        options = [of_name[setup.name_of(t)] for t in range(self._tables)]
+        options = [of_name[objects.name_of(t)] for t in range(self._tables)]
         return tuple(
             Choice(o.sharding_type, o.compute_kernel, tuple(int(s.rank) for s in o.shards)) for o in options
         )
@@ -125,14 +125,14 @@ def _settings(job: Job, column_widths: Sequence[int | None]) -> list[_Setting]:
 
 def _run(job: Job, setting: _Setting, time_limit_s: float) -> Found:
     start = time.monotonic()
-    topology = setup.topology_of(job.machine)
-    constraints = setup.constraints_of(job, setting.column_width)
-    once = setup.OncePerSize(expand=True)
+    topology = objects.topology_of(job.machine)
+    constraints = objects.constraints_of(job, setting.column_width)
+    once = objects.OncePerSize(expand=True)
     watch = _Watch(job.machine.num_ranks, len(job.tables))
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=job.batch_per_rank,
-        enumerator=setup.enumerator_of(job, constraints, topology, once),
+        enumerator=objects.enumerator_of(job, constraints, topology, once),
         storage_reservation=FixedPercentageStorageReservation(job.machine.reserved_share),
         proposer=_proposers(setting),
         partitioner=GreedyPerfPartitioner(SortBy.PERF if setting.by_time else SortBy.STORAGE),
@@ -143,7 +143,7 @@ def _run(job: Job, setting: _Setting, time_limit_s: float) -> Found:
     )
     asked = time.monotonic()
     with suppress(PlannerError):  # it found no plan, which `rating` tells
-        planner.plan(setup.collection_of(job), setup.sharders())
+        planner.plan(objects.collection_of(job), objects.sharders())
     now = time.monotonic()
     return Found(
         setting.name, watch.rating, watch.critical_path, now - start, watch.plans, now - asked > time_limit_s

@@ -21,7 +21,6 @@ from dse.placement.torchrec import (  # noqa: E402  # noqa: E402
     plan_of_json,
     plan_of_torchrec,
     run_planner,
-    setup,
 )
 from dse.placement.torchrec.packages import quiet  # noqa: E402
 from dse.table_csv import bundled_tables  # noqa: E402
@@ -94,9 +93,9 @@ def test_one_estimate_a_run_of_shards_gives_what_one_a_shard_gives(optimizer):
 
     job = Job(ODD_TABLES, 64, Machine(16), Precision.BF16, optimizer)
     with quiet():
-        topology, constraints = setup.topology_of(job.machine), setup.constraints_of(job, 32)
+        topology, constraints = objects.topology_of(job.machine), objects.constraints_of(job, 32)
         enumerator = EmbeddingEnumerator(topology, job.batch_per_rank, constraints)
-        options = enumerator.enumerate(setup.collection_of(job), setup.sharders())
+        options = enumerator.enumerate(objects.collection_of(job), objects.sharders())
     plain = [
         (s.perf.fwd_compute, s.perf.fwd_comms, s.perf.bwd_compute, s.perf.bwd_comms, s.storage.hbm)
         for o in options
@@ -159,8 +158,8 @@ def test_an_exported_plan_passes_torchrecs_validation():
     module = module_of(design)
     plan = exported(design)["sharding_plan"](module)
     with quiet():
-        topology = setup.topology_of(machine_of(design.system))
-        planners.validate_modules_inclusion_in_sharding_plan(plan, module, setup.sharders())
+        topology = objects.topology_of(machine_of(design.system))
+        planners.validate_modules_inclusion_in_sharding_plan(plan, module, objects.sharders())
         planners.validate_rank_assignment(plan, topology)
     assert plan_of_torchrec(plan, design) == plan_of_json(exported(design)["as_json"](), design)
 
@@ -174,7 +173,7 @@ def test_torchrecs_validation_does_find_a_missing_module():
     plan = exported(design)["sharding_plan"](module)
     plan.plan.clear()
     with quiet(), pytest.raises(PlannerError, match="not present"):
-        planners.validate_modules_inclusion_in_sharding_plan(plan, module, setup.sharders())
+        planners.validate_modules_inclusion_in_sharding_plan(plan, module, objects.sharders())
 
 
 def test_a_model_with_other_tables_is_refused():
@@ -198,9 +197,9 @@ def test_a_plan_of_torchrecs_planner_is_read_and_exported_again():
     )
     module = module_of(design)
     with quiet():
-        topology = setup.topology_of(machine_of(design.system))
+        topology = objects.topology_of(machine_of(design.system))
         planner = EmbeddingShardingPlanner(topology=topology, batch_size=design.local_batch, stats=[])
-        planned = planner.plan(module, setup.sharders())
+        planned = planner.plan(module, objects.sharders())
     again = exported(replace(design, sharding=plan_of_torchrec(planned, design)))["sharding_plan"](module)
     for name, expected in planned.plan["0"].items():
         made = again.plan["0"][name]

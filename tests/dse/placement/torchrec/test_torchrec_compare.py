@@ -92,12 +92,12 @@ def test_torchrecs_rating_is_the_one_that_its_own_model_gives():
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 
-    from dse.placement.torchrec import setup
+    from dse.placement.torchrec import objects
     from dse.placement.torchrec.packages import quiet
 
     job = random_job(5)
     with quiet():
-        topology, constraints = setup.topology_of(job.machine), setup.constraints_of(job, None)
+        topology, constraints = objects.topology_of(job.machine), objects.constraints_of(job, None)
         planner = EmbeddingShardingPlanner(
             topology=topology,
             batch_size=job.batch_per_rank,
@@ -105,10 +105,10 @@ def test_torchrecs_rating_is_the_one_that_its_own_model_gives():
             storage_reservation=FixedPercentageStorageReservation(job.machine.reserved_share),
             stats=[],
         )
-        planner.plan(setup.collection_of(job), setup.sharders())
+        planner.plan(objects.collection_of(job), objects.sharders())
         rating_ms = NoopPerfModel(topology).rate(planner._best_plan)
     by_name = {o.name: o for o in planner._best_plan}
-    options = [by_name[setup.name_of(t)] for t in range(len(job.tables))]
+    options = [by_name[objects.name_of(t)] for t in range(len(job.tables))]
     choices = [Choice(o.sharding_type, o.compute_kernel, tuple(s.rank for s in o.shards)) for o in options]
     instance = estimate(job)
     assignment = assignment_of_choices(instance, choices)
