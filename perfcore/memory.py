@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from perfcore.design.design import Design
 from perfcore.design.hardware import CATALOGUE, Device, Node
 from perfcore.design.model import Interaction
-from perfcore.design.training import EmbeddingFusion, Optimizer, Precision
+from perfcore.design.training import Communication, EmbeddingFusion, Optimizer, Precision
 from perfcore.errors import ProfileError
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Total
@@ -272,11 +272,17 @@ def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
         )  # a dense gradient, all-reduced as the MLPs'
         sent = np.where(shards.present & ~shards.replicated, batch, 0.0)
         output, received = sent * shards.dim * each, sent * (shards.pooling + 1) * reserve.index_bytes
+        received = received * (2 if _pipelined(structure) else 1)  # this batch's and the next one's
         # What a machine has summed is kept for the second stage, a share on each of its ranks.
         output = output + np.where(shards.staged, output / dims.local_world_size[..., None], 0.0)
         kinds["gradients"] = np.where(shards.replicated, reduced, kinds["gradients"])
         kinds["communication"] = output + received + reduced
     return {kind: value.sum(axis=-1) for kind, value in kinds.items()}
+
+
+def _pipelined(structure: Structure) -> bool:
+    """Whether the next two batches are on the device as well."""
+    return structure.distributed and structure.fusion.communication is Communication.PIPELINED
 
 
 def host_bytes(dims: Dims, structure: Structure) -> Array:
@@ -305,7 +311,7 @@ def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     )
     return {
         "activations": batch * outputs,
-        "input": batch * (dense + bags),
+        "input": batch * (dense + bags) * (3 if _pipelined(structure) else 1),
         "framework": np.asarray(framework + peers),
     }
 

@@ -80,10 +80,16 @@ class Launches(StrEnum):
 
 
 class Communication(StrEnum):
-    """`SERIAL`: every collective is waited for at once. `OVERLAPPED`: waits stand where data is used."""
+    """When collectives are waited for, and which batch is exchanged.
+
+    `SERIAL`: every collective is waited for at once. `OVERLAPPED`: waits stand where data is used. `PIPELINED`: so they
+    do, and as in TorchRec's `TrainPipelineSparseDist` the batch after the next is copied to the device, and the next
+    one's lookups go to the owners of the tables, while the device works on this one.
+    """
 
     SERIAL = "serial"
     OVERLAPPED = "overlapped"
+    PIPELINED = "pipelined"
 
 
 # Sparse gradients of per-table EmbeddingBags have as many rows as the batch has lookups, and optimizers

@@ -1,18 +1,15 @@
 """Collectives of hybrid parallelism, as TorchRec and `DistributedDataParallel` place them.
 
-Tables are model parallel: lookups go to their owners (all-to-all of lengths, then of indices), pooled
-embeddings come back (all-to-all for whole tables and columns, reduce-scatter for rows), gradients take the
+Tables are model parallel: lookups go to their owners (`perfcore.graph.input_exchange`), pooled embeddings come back (all-to-all for whole tables and columns, reduce-scatter for rows), gradients take the
 opposite way. Partial sums of tables that one machine holds (table_row_wise, grid_shard) come back in two stages, as
 TorchRec's `TwRwPooledEmbeddingDist` sends them: reduce-scatter inside the machine, then all-to-all across machines
 among the ranks of equal local index. A machine's stage starts when the latest machine's does. The dense part and
 replicated tables are data parallel: bucketed all-reduce.
 
-Bags have fixed lengths, so the sizes of every exchange are known to the host, and it waits for none.
-
-NCCL's stream waits for the compute stream's end when a collective is called (`after`). With `overlapped`
-communication the backward exchange runs beside the bottom MLP's backward; the event that the lookups' backward
+NCCL's stream waits for the compute stream's end when a collective is called (`after`). Unless communication is `serial`, the backward exchange runs beside the bottom MLP's backward; the event that the lookups' backward
 waits for is held on the copy stream's clock, which is otherwise idle, so that it does not wait for the
-all-reduces that were called in between.
+all-reduces that were called in between. (`pipelined` communication copies a batch on that stream meanwhile; only a copy
+that takes most of an iteration holds the lookups' backward back.)
 """
 
 from __future__ import annotations
@@ -20,14 +17,13 @@ from __future__ import annotations
 import numpy as np
 
 from perfcore.design.model import Interaction
-from perfcore.design.training import Communication, EmbeddingFusion, IndexType, Precision
+from perfcore.design.training import Communication, EmbeddingFusion, Precision
 from perfcore.graph import cross, staged
-from perfcore.graph.calls import MODULE, call, wait
+from perfcore.graph.calls import MODULE, all_to_all, call, collective, exchanged, wait
 from perfcore.graph.embedding import output_bytes
-from perfcore.graph.kernels import Array, Bucket, Collective, CollectiveKind, Concat, Dim
-from perfcore.graph.mlp import Waits
+from perfcore.graph.kernels import Array, Bucket, CollectiveKind, Concat
 from perfcore.graph.ops import Launch, Leaf, Op, Stream
-from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, Mask, elementwise, mask_of, tiny
+from perfcore.graph.parts import AWAIT_COLLECTIVES, FP32_BYTES, elementwise
 from perfcore.graph.sizes import BOTTOM, TOP, Sizes
 
 # Defaults of `torch.nn.parallel.DistributedDataParallel`: `bucket_cap_mb=25`, and a first bucket of
@@ -37,48 +33,6 @@ BUCKET_CAP_BYTES = 25 * 1024.0 * 1024.0
 
 HOLD_EVENT = ((Stream.COPY, Stream.COMMUNICATION),)
 AWAIT_EVENT = ((Stream.COMPUTE, Stream.COPY),)
-
-
-def input_exchange(sizes: Sizes, communication: Communication, index_dtype: IndexType) -> tuple[Op, ...]:
-    """Lengths, then indices, to the owners of the tables; bags are put into the owner's order."""
-    sharded = _sharded(sizes)
-    present = mask_of(np.asarray(sharded.any(axis=-1).any(axis=-1, keepdims=True)))
-    if present is False:
-        return ()
-    shards = sizes.dims.shards
-    tables = sharded.sum(axis=-1).astype(np.float64)
-    pooling = (shards.pooling * sharded).sum(axis=-1)
-    lengths, indices = _exchanged(sizes, tables), _exchanged(sizes, pooling)
-    serial, size = communication is Communication.SERIAL, float(index_dtype.bytes)
-    local_bags, local_lookups = sizes.batch * sizes.num_tables, sizes.batch * sizes.total_pooling
-    return (
-        _permute(local_bags, local_lookups, size, present=present),
-        call("c10d::alltoall_base_", _all_to_all(sizes, lengths * size), present=present),
-        call(
-            "c10d::alltoall_base_",
-            _all_to_all(sizes, indices * size),
-            present=present,
-            waits=AWAIT_COLLECTIVES if serial else (),
-        ),
-        _permute(
-            sizes.global_batch * tables,
-            sizes.global_batch * pooling,
-            size,
-            present=present,
-            waits=AWAIT_COLLECTIVES,
-        ),
-        Op(
-            "fbgemm::asynchronous_complete_cumsum",
-            (
-                tiny(),
-                tiny(),
-                elementwise("cumsum", sizes.global_batch * tables, read=size, written=size),
-            ),
-            present=present,
-            phase="forward",
-            module=MODULE,
-        ),
-    )
 
 
 def forward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: Precision) -> tuple[Op, ...]:
@@ -92,11 +46,11 @@ def forward_exchange(sizes: Sizes, embedding: EmbeddingFusion, table_precision: 
     if pooled is not False:
         if embedding is EmbeddingFusion.PER_TABLE:
             ops += _local_concat(sizes, size, split=False)
-        exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
+        exchange = all_to_all(sizes, exchanged(sizes, sizes.columns_held("pooled")) * size)
         ops.append(call("All2All_Pooled_Req", exchange, present=pooled))
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
-        reduce = _collective(sizes, CollectiveKind.REDUCE_SCATTER, _row_split_elements(sizes) * size)
+        reduce = collective(sizes, CollectiveKind.REDUCE_SCATTER, _row_split_elements(sizes) * size)
         ops.append(call("ReduceScatter_Req", reduce, present=row_split))
     return tuple(ops)
 
@@ -129,11 +83,11 @@ def backward_exchange(
     ops = [*staged.backward_exchange(sizes, size, communication)]
     row_split = sizes.holds("row_split", anywhere=True)
     if row_split is not False:
-        gather = _collective(sizes, CollectiveKind.ALL_GATHER, _row_split_elements(sizes) * size)
+        gather = collective(sizes, CollectiveKind.ALL_GATHER, _row_split_elements(sizes) * size)
         ops.append(call("ReduceScatter_WaitBackward", gather, present=row_split, phase="backward"))
     pooled = sizes.holds("pooled", anywhere=True)
     if pooled is not False:
-        exchange = _all_to_all(sizes, _exchanged(sizes, sizes.columns_held("pooled")) * size)
+        exchange = all_to_all(sizes, exchanged(sizes, sizes.columns_held("pooled")) * size)
         ops.append(
             call(
                 "All2All_Pooled_WaitBackward",
@@ -152,7 +106,7 @@ def backward_wait(
 ) -> tuple[Op, ...]:
     """The gradients have arrived; TorchRec scales them by the world's size."""
     size = output_bytes(embedding, table_precision)
-    waits = AWAIT_EVENT if communication is Communication.OVERLAPPED else AWAIT_COLLECTIVES
+    waits = AWAIT_COLLECTIVES if communication is Communication.SERIAL else AWAIT_EVENT
     ops: list[Op] = []
     for kind, name in (("pooled", "All2All_Pooled_ReqBackward"), ("row_split", "ReduceScatter_ReqBackward")):
         present = sizes.holds(kind, anywhere=True)
@@ -199,23 +153,8 @@ def replicated_term(sizes: Sizes, table_precision: Precision) -> tuple[Array, ..
 def all_reduce(sizes: Sizes, terms: tuple[Array, ...], index: int) -> tuple[Op, ...]:
     """The bucket that closes at term `index`, if one does: an empty bucket is no op."""
     bucket = Bucket(terms, index, FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES)
-    launch = _collective(sizes, CollectiveKind.ALL_REDUCE, bucket)
+    launch = collective(sizes, CollectiveKind.ALL_REDUCE, bucket)
     return (call("c10d::allreduce_", launch, present=True, phase="backward"),)
-
-
-def _sharded(sizes: Sizes) -> Mask:
-    shards = sizes.dims.shards
-    return ~shards.replicated & shards.present
-
-
-def _exchanged(sizes: Sizes, per_sample: Array) -> Array:
-    """`(..., 1)`: values of an all-to-all, the maximum over ranks of what one receives or sends.
-
-    The owner handles `per_sample` values `(..., r)` of every sample, the others all owners' of their own.
-    """
-    owners = sizes.global_batch * per_sample.max(axis=-1, keepdims=True)
-    others = sizes.batch * per_sample.sum(axis=-1, keepdims=True)
-    return np.asarray(np.maximum(owners, others))
 
 
 def _row_split_elements(sizes: Sizes) -> Array:
@@ -223,30 +162,6 @@ def _row_split_elements(sizes: Sizes) -> Array:
     shards = sizes.dims.shards
     dims = (shards.dim * (shards.row_split & shards.present)).max(axis=-2)
     return np.asarray(sizes.global_batch * dims.sum(axis=-1, keepdims=True))
-
-
-def _all_to_all(sizes: Sizes, size: Array) -> Launch:
-    return _collective(sizes, CollectiveKind.ALL_TO_ALL, size)
-
-
-def _collective(sizes: Sizes, kind: CollectiveKind, size: Dim) -> Launch:
-    kernel = Collective(kind, size, sizes.dims.world_size, sizes.dims.local_world_size)
-    return Launch(kernel, Stream.COMMUNICATION, after=(Stream.COMPUTE,))
-
-
-def _permute(bags: Array, lookups: Array, size: float, *, present: Mask | bool, waits: Waits = ()) -> Op:
-    """Lengths and indices in another order of tables: seven launches, as in public traces."""
-    launches = (
-        elementwise("permute", bags, read=size, written=size),
-        tiny(),
-        elementwise("cumsum", bags, read=size, written=size),
-        tiny(),
-        tiny(),
-        elementwise("cumsum", bags, read=size, written=size),
-        elementwise("permute", lookups, read=size, written=size),
-    )
-    name = "fbgemm::permute_2D_sparse_data"
-    return Op(name, launches, waits=waits, present=present, phase="forward", module=MODULE)
 
 
 def _local_concat(sizes: Sizes, size: float, *, split: bool) -> list[Op]:

@@ -13,7 +13,17 @@ from perfcore.design.training import (
     Launches,
     OptimizerFusion,
 )
-from perfcore.graph import communication, cross, embedding, interaction, loss, mlp, optimizer, table_optimizer
+from perfcore.graph import (
+    communication,
+    cross,
+    embedding,
+    input_exchange,
+    interaction,
+    loss,
+    mlp,
+    optimizer,
+    table_optimizer,
+)
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Array
 from perfcore.graph.ops import Op, Region, WorkloadGraph
@@ -36,6 +46,8 @@ class DlrmBuilder:
     def graph(self, structure: Structure) -> WorkloadGraph:
         """The iteration of one structure: input, forward, loss, backward, optimizers."""
         fusion = structure.fusion
+        captured = fusion.launches is Launches.CUDA_GRAPH
+        pipelined = structure.distributed and fusion.communication is Communication.PIPELINED
         inputs = self._region(
             "input",
             loss.input_copies,
@@ -43,15 +55,16 @@ class DlrmBuilder:
             structure.index_dtype,
             pinned_input=structure.pinned_input,
             distributed=structure.distributed,
+            ahead=pipelined,
         )
-        captured = fusion.launches is Launches.CUDA_GRAPH
+        ahead = self._input_ahead(structure) if pipelined else []
         # What follows a graph's end stands, in the steady state, before the next iteration's copies.
         reads = [self._region("read_loss", loss.read)] if structure.read_loss else []
         waits = self._synchronization(structure)
         first = [*reads, *waits] if captured else []
         regions = (
             *first,
-            inputs,
+            *([inputs, *ahead] if captured else [*ahead, inputs]),
             *self._forward(structure),
             *self._loss(structure),
             *self._backward(structure),
@@ -81,15 +94,7 @@ class DlrmBuilder:
             distributed=structure.distributed,
         )
         if structure.distributed:
-            sparse = [
-                self._region(
-                    "input_exchange",
-                    communication.input_exchange,
-                    fusion.communication,
-                    structure.index_dtype,
-                ),
-                lookup,
-            ]
+            sparse = [*self._input_exchange(structure), lookup]
             call = self._region("forward_exchange", communication.forward_exchange, *tables)
             wait = self._region("forward_wait", communication.forward_wait, *tables)
             serial = fusion.communication is Communication.SERIAL
@@ -99,6 +104,24 @@ class DlrmBuilder:
         top = [self._layer(TOP, j, structure) for j in range(self._sizes.num_slots(TOP))]
         return [*first, *self._interaction(structure), *top]
 
+    def _input_exchange(self, structure: Structure) -> list[Region]:
+        """What is exchanged between a batch's copy and its lookups."""
+        mode = structure.fusion.communication
+        if mode is Communication.PIPELINED:
+            return []
+        return [self._region("input_exchange", input_exchange.exchange, mode, structure.index_dtype)]
+
+    def _input_ahead(self, structure: Structure) -> list[Region]:
+        """The exchanged batch is waited for, and the next one's exchange begins."""
+        parts = (("input_received", input_exchange.received), ("lengths_ahead", input_exchange.lengths_ahead))
+        return [self._region(name, build, structure.index_dtype) for name, build in parts]
+
+    def _indices_ahead(self, structure: Structure) -> list[Region]:
+        """The next batch's exchange goes on after the forward pass."""
+        if not structure.distributed or structure.fusion.communication is not Communication.PIPELINED:
+            return []
+        return [self._region("indices_ahead", input_exchange.indices_ahead, structure.index_dtype)]
+
     def _loss(self, structure: Structure) -> list[Region]:
         names = (
             optimizer.CLASS_NAME[structure.optimizer],
@@ -107,6 +130,7 @@ class DlrmBuilder:
         eager = structure.fusion.launches is Launches.EAGER
         return [
             self._region("loss", loss.forward, structure.loss, structure.precision),
+            *self._indices_ahead(structure),
             *([self._region("read_loss", loss.read)] if eager and structure.read_loss else []),
             self._region("zero_grad", loss.zero_grad, names),
             self._region("loss_backward", loss.backward, structure.loss, structure.precision),

@@ -21,21 +21,26 @@ def input_copies(
     *,
     pinned_input: bool,
     distributed: bool,
+    ahead: bool = False,
 ) -> tuple[Op, ...]:
     """`.to(device)` of each host tensor: dense, indices, offsets, labels.
 
-    Lookups come in one tensor a table, or in one for all tables where these are batched or exchanged.
+    Lookups come in one tensor a table, or in one for all tables where these are batched or exchanged. A batch that is
+    copied `ahead` is on a stream of its own.
     """
+    stream = Stream.COPY if ahead else Stream.COMPUTE
     batch = sizes.batch
     lookups: list[tuple[Array, Array]] = [(batch * p, batch) for p in sizes.table_poolings]
     if distributed or embedding is EmbeddingFusion.TABLE_BATCHED:
         lookups = [(batch * sizes.total_pooling, batch * float(sizes.num_tables))]
     dense: Shape = (batch, float(sizes.dims.num_dense_features))
     return (
-        _copy(dense, batch * (sizes.dims.num_dense_features * FP32_BYTES), pinned=pinned_input),
-        *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input) for n, _ in lookups),
-        *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input) for _, n in lookups),
-        _copy((batch, 1.0), batch * FP32_BYTES, pinned=pinned_input),
+        _copy(
+            dense, batch * (sizes.dims.num_dense_features * FP32_BYTES), pinned=pinned_input, stream=stream
+        ),
+        *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input, stream=stream) for n, _ in lookups),
+        *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input, stream=stream) for _, n in lookups),
+        _copy((batch, 1.0), batch * FP32_BYTES, pinned=pinned_input, stream=stream),
     )
 
 
@@ -123,9 +128,9 @@ def zero_grad(sizes: Sizes, optimizers: tuple[str, ...]) -> tuple[Op, ...]:
     )
 
 
-def _copy(shape: Shape, size: Array, *, pinned: bool) -> Op:
+def _copy(shape: Shape, size: Array, *, pinned: bool, stream: Stream) -> Op:
     kind = CopyKind.H2D_PINNED if pinned else CopyKind.H2D_PAGEABLE
-    launch = Launch(Memcpy(size, kind), blocks=not pinned)
+    launch = Launch(Memcpy(size, kind), stream, blocks=not pinned)
     return Op("aten::to", (launch,), (Leaf("aten._to_copy", (shape,)),), phase="input", module="input")
 
 

@@ -175,6 +175,8 @@ FUSIONS = (
     Fusion(),
     Fusion(communication=Communication.SERIAL, optimizer=OptimizerFusion.FUSED),
     Fusion(launches=Launches.CUDA_GRAPH),
+    Fusion(communication=Communication.PIPELINED),
+    Fusion(launches=Launches.CUDA_GRAPH, communication=Communication.PIPELINED),
 )
 
 
@@ -266,6 +268,22 @@ def test_two_stages_are_faster_than_one_where_machines_are_far_apart() -> None:
         kernels = [x.kernel for op in ops for x in op.launches if isinstance(x.kernel, Collective)]
         us.append(sum(float(price.max()) for price in cost.predict_us(kernels)))
     assert us[1] < us[0]
+
+
+def test_a_pipelined_input_exchange_hides(predictor: Predictor) -> None:
+    """With costly lookups to send, what the device does not wait for is saved; two more batches take memory."""
+    tables = tuple(replace(t, pooling_factor=40.0) for t in TABLES)
+    times, memories = [], []
+    for mode in Communication:
+        d = design([(ShardingType.ROW_WISE, (0, 1, 2, 3))] * 3, Fusion(communication=mode))
+        d = replace(d, model=replace(d.model, tables=tables), training=Training(65536))
+        times.append(predictor.predict(d).iteration_time_us)
+        memories.append(memory_of(d))
+    serial, overlapped, pipelined = times
+    assert pipelined < 0.9 * overlapped < serial
+    np.testing.assert_allclose(memories[2].input, 3 * memories[1].input)
+    received = memories[2].communication - memories[1].communication
+    np.testing.assert_allclose(received, 65536 * 8.0 * sum(t.pooling_factor / 4 + 1 for t in tables), rtol=1e-3)
 
 
 # --- tables on the host ----------------------------------------------------------------------------------

@@ -71,8 +71,11 @@ def test_exchanges_equal_a_count_by_hand(
     fusion = replace(BATCHED if batched else EAGER, communication=mode)
     design = small(fusion, world_size=WORLD, kinds=kinds, global_batch=batch)
     size = traffic(design)
-    expected = [("all_to_all", size["lengths"]), ("all_to_all", size["indices"])]
+    ahead = mode is Communication.PIPELINED
+    lengths, indices = ("all_to_all", size["lengths"]), ("all_to_all", size["indices"])
+    expected = [lengths] if ahead else [lengths, indices]
     expected += [("all_to_all", size["pooled"]), ("reduce_scatter", size["partial"])]
+    expected += [indices] if ahead else []  # of the next batch, after the forward pass
     expected += [("all_gather", size["partial"]), ("all_to_all", size["pooled"])]
     got = collectives(graph_of(design))
     assert [kind for kind, _ in got] == [kind for kind, value in expected if value]
@@ -160,3 +163,18 @@ def test_one_rank_communicates_nothing() -> None:
     assert not [x for x in graph.launches() if isinstance(x.kernel, Collective)]
     assert not [op for op in graph.ops() if op.waits]
     assert CollectiveKind.ALL_REDUCE.value not in " ".join(names(graph))
+
+
+def test_the_next_batch_is_exchanged_beside_this_one() -> None:
+    pipelined = replace(EAGER, communication=Communication.PIPELINED)
+    graph = graph_of(small(pipelined, world_size=WORLD))
+    order = [region.name for region in graph.regions]
+    assert order[:4] == ["input_received", "lengths_ahead", "input", "embedding"]
+    assert order[order.index("indices_ahead") - 1] == "loss"
+    streams = {region.name: {x.stream for op in region.ops for x in op.launches} for region in graph.regions}
+    assert streams["input"] == {Stream.COPY}
+    assert streams["input_received"] == {Stream.COMPUTE}
+    assert streams["lengths_ahead"] == {Stream.COPY, Stream.COMMUNICATION}
+    exchange = [x for x in graph.launches() if x.stream is Stream.COMMUNICATION]
+    assert [x.after for x in exchange if Stream.COPY in x.after] == [(Stream.COPY,)] * 2
+    assert graph_of(small(pipelined)).regions[0].ops[0].launches[0].stream is Stream.COMPUTE  # one rank
