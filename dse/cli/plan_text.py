@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table
 
 from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
@@ -15,7 +16,8 @@ from dse.report.words import gib, number
 
 MAX_TABLES, MAX_RANKS, MAX_EVENTS = 10, 8, 12
 _TEXT = ("table", "kind", "short", "rather than", "ends with", "delays", "dearest tables")
-_NARROW, _NAME = 80, 14
+_NARROW = 80
+_NARROWEST, _BETWEEN = 6, 3  # least width of a text, space between columns
 _ALIKE_MS = 5e-7
 _VARIABLE = ("column_wise", "table_column_wise", "grid_shard")
 ABBREVIATIONS = {
@@ -33,10 +35,36 @@ def print_plan(report: PlanReport) -> None:
     """Headline, events, kinds, ranks and the dearest tables."""
     console = Console()
     _headline(console, report)
-    console.print(_events(report))
-    console.print(_kinds(report))
-    console.print(_ranks(report))
-    console.print(_tables(console, report))
+    for part in (_events(report), _kinds(report), _ranks(report), _tables(report, console.width)):
+        console.print(_drawn(part, console.width))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A table to be: texts by row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def _drawn(part: _Part, width: int) -> Table:
+    """The table, texts cut where it would be too wide; numbers never are."""
+    table = Table(title=part.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    text = [i == 0 or column in _TEXT for i, column in enumerate(part.columns)]
+    widths = [
+        max(len(column), *(len(row[i]) for row in part.rows), 0) for i, column in enumerate(part.columns)
+    ]
+    while sum(widths) + _BETWEEN * len(widths) - 1 > width:
+        widest = max((i for i, t in enumerate(text) if t), key=lambda i: widths[i])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    for column, is_text in zip(part.columns, text, strict=True):
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    for row in part.rows:
+        table.add_row(*(_cut(cell, w) for cell, w in zip(row, widths, strict=True)))
+    return table
 
 
 def _headline(console: Console, report: PlanReport) -> None:
@@ -56,82 +84,86 @@ def _headline(console: Console, report: PlanReport) -> None:
         console.print(f"{name}: {value}", highlight=False, markup=False)
 
 
-def _events(report: PlanReport) -> Table:
-    table = _table("Events: each ends with its slowest rank", "event", "ms", "mean rank", "ends with")
+def _events(report: PlanReport) -> _Part:
     order = [e for e in report.load_ms.max(axis=0).argsort(kind="stable")[::-1] if report.load_ms[:, e].any()]
+    rows = []
     for e in order[:MAX_EVENTS]:
         load = report.load_ms[:, e]
         alike = int((load >= load.max() * (1 - 1e-9)).sum())
         more = f" and {alike - 1} more" if alike > 1 else ""
         who = "all" if alike == len(load) else f"{load.argmax()}{more}"
-        table.add_row(report.events[e], number(float(load.max())), number(float(load.mean())), who)
+        rows.append([report.events[e], number(float(load.max())), number(float(load.mean())), who])
     rest = order[MAX_EVENTS:]
     if rest:
-        table.add_row(f"{len(rest)} more", number(float(report.load_ms[:, rest].max(axis=0).sum())), "", "")
+        rows.append([f"{len(rest)} more", number(float(report.load_ms[:, rest].max(axis=0).sum())), "", ""])
     if report.rest_ms > _ALIKE_MS:
-        table.add_row("all beside the tables", number(report.rest_ms), "", "")
-    return table
+        rows.append(["all beside the tables", number(report.rest_ms), "", ""])
+    return _Part("Events: each ends with its slowest rank", ("event", "ms", "mean rank", "ends with"), rows)
 
 
-def _kinds(report: PlanReport) -> Table:
+def _kinds(report: PlanReport) -> _Part:
     by_kind: dict[str, list[TableLine]] = defaultdict(list)
     for line in report.tables:
         by_kind[_kind(line)].append(line)
-    table = _table("How tables are split", "kind", "short", "tables", "shards", "GiB", "ms on all ranks")
-    for kind, lines in sorted(by_kind.items(), key=lambda item: -sum(t.all_ranks_ms for t in item[1])):
-        table.add_row(
+    rows = [
+        [
             kind,
             _short_kind(lines[0]),
             f"{len(lines):,}",
             f"{sum(len(t.ranks) for t in lines):,}",
             gib(sum(t.hbm_gib for t in lines)),
             number(sum(t.all_ranks_ms for t in lines)),
-        )
-    return table
+        ]
+        for kind, lines in sorted(by_kind.items(), key=lambda item: -sum(t.all_ranks_ms for t in item[1]))
+    ]
+    columns = ("kind", "short", "tables", "shards", "GiB", "ms on all ranks")
+    return _Part("How tables are split", columns, rows)
 
 
-def _ranks(report: PlanReport) -> Table:
+def _ranks(report: PlanReport) -> _Part:
     lines = sorted(report.ranks, key=lambda r: -r.load_ms)
     few = len(lines) <= MAX_RANKS
     shown = sorted(lines, key=lambda r: r.rank) if few else [*lines[: MAX_RANKS - 2], *lines[-2:]]
     title = (
         "Ranks" if few else f"Ranks: the {MAX_RANKS - 2} most loaded and the 2 least loaded of {len(lines):,}"
     )
-    table = _table(title, "rank", "ms", "GiB", "of", "shards", "delays", "dearest tables")
-    for line in shown:
-        table.add_row(
+    rows = [
+        [
             f"{line.rank}",
             number(line.load_ms),
             gib(line.hbm_gib),
             gib(line.capacity_gib),
             f"{line.shards}",
             _delays(line),
-            ", ".join(_cut(name, _NAME) for name in line.top[:2]),
-        )
-    return table
+            ", ".join(line.top[:2]),
+        ]
+        for line in shown
+    ]
+    return _Part(title, ("rank", "ms", "GiB", "of", "shards", "delays", "dearest tables"), rows)
 
 
 def _delays(line: RankLine) -> str:
     events = line.slowest_in
     if len(events) > 1:
         return f"{len(events)} events"
-    return _cut(events[0], 28) if events else "–"
+    return events[0] if events else "–"
 
 
-def _tables(console: Console, report: PlanReport) -> Table:
+def _tables(report: PlanReport, width: int) -> _Part:
     lines = report.dearest
     title = "Tables" if len(lines) <= MAX_TABLES else f"Tables: the {MAX_TABLES} dearest of {len(lines):,}"
-    table = _table(title, "table", "kind", "ranks", "ms", "GiB", "rather than")
-    for line in lines[:MAX_TABLES]:
-        table.add_row(
-            _cut(line.name, _NAME),
+    rows = [
+        [
+            line.name,
             _short_kind(line),
             _ranks_of(line),
             number(line.rank_ms, digits=3),
             gib(line.hbm_gib),
-            why(line.others, most=2 if console.width <= _NARROW else 4),
-        )
-    return table
+            why(line.others, most=2 if width <= _NARROW else 4),
+        ]
+        for line in lines[:MAX_TABLES]
+    ]
+    return _Part(title, ("table", "kind", "ranks", "ms", "GiB", "rather than"), rows)
 
 
 def why(others: Iterable[OtherWay], *, most: int) -> str:
@@ -187,11 +219,3 @@ def _cut(text: str, room: int) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        justify: JustifyMethod = "left" if i == 0 or column in _TEXT else "right"
-        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
-    return table

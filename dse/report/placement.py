@@ -187,7 +187,7 @@ def _memory(report: PlanReport) -> str:
     ranks = [r.rank for r in report.ranks]
     figure = go.Figure()
     figure.add_bar(
-        x=ranks, y=[round(r.hbm_gib, 4) for r in report.ranks], name="tables", marker={"color": BLUE},
+        x=ranks, y=[round(r.hbm_gib, 4) for r in report.ranks], name="tables", marker={"color": BLUE, "line": {"width": 0}},
         hovertemplate="rank %{x}: %{y:.4~g} GiB<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
@@ -196,7 +196,7 @@ def _memory(report: PlanReport) -> str:
     )  # fmt: skip
     figure.update_xaxes(title_text="rank", dtick=1 if len(ranks) <= 32 else None)
     figure.update_yaxes(title_text="GiB", rangemode="tozero")
-    figure.update_layout(showlegend=True, bargap=0.25)
+    figure.update_layout(showlegend=True, bargap=0.25 if len(ranks) <= 128 else 0)
     return _html(figure, "memory", height=300)
 
 
