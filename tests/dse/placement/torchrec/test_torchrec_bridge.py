@@ -11,13 +11,14 @@ pytest.importorskip("torchrec.distributed", reason="TorchRec is not installed: m
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRec's own, about itself
 
 from dse.placement.instance import read_instance  # noqa: E402
-from dse.placement.torchrec import (  # noqa: E402  # noqa: E402
+from dse.placement.torchrec import (  # noqa: E402
     Job,
     Machine,
     estimate,
     export_plan,
     job_of,
     machine_of,
+    objects,
     plan_of_json,
     plan_of_torchrec,
     run_planner,
