@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dse.axes import Setting, build_space, check_settings, settings_of
+from dse.candidate import values_of
 from dse.constraints import Constraint, fits
 from dse.limits import check_tables_fit
 from dse.objective import METRICS, Circumstances, Objective
@@ -17,7 +18,9 @@ from dse.schema_space import SearchEntry, SpaceFile
 from dse.space import SearchSpace
 from dse.validation_text import nearest
 from dse.yaml_loader import Document, load_yaml
+from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable
+from perfcore.profile.profile import priced_system
 from perfcore.units import BYTES_PER_GIB
 
 STAND_IN: tuple[EmbeddingTable, ...] = (EmbeddingTable("a", 1),)
@@ -85,6 +88,36 @@ def load_space(path: Path, *, overrides: Sequence[str] = ()) -> StudyConfig:
     """
     return study_of_document(
         load_yaml(path, SpaceFile, overrides=completed_overrides(overrides)), folder=path.parent
+    )
+
+
+def on_profile(config: StudyConfig, source: str | None) -> StudyConfig:
+    """The study on what its profile prices: a measured device brings its own memory and its machine.
+
+    Args:
+        config: the study.
+        source: the profile asked for; `None` takes the file's.
+
+    Raises:
+        ProfileError: there is no such profile, or it is corrupt.
+        HardwareError: the measured machine has no room for a world of the space.
+    """
+    name, space = source or config.profile, config.space
+    if name is None:
+        return config
+    worlds = values_of(space, "system.world_size")
+    systems = [priced_system(name, System(space.device, space.node, int(w))) for w in worlds]
+    device, node = systems[0].device, systems[0].node
+    if (device, node) == (space.device, space.node):
+        return config
+    circumstances = replace(
+        config.circumstances, gpus_per_node=node.gpus, node_samples_per_s=node.input_samples_per_s
+    )
+    return replace(
+        config,
+        space=replace(space, device=device, node=node),
+        constraints=(fits(device.hbm_bytes / BYTES_PER_GIB), *config.constraints[1:]),
+        circumstances=circumstances,
     )
 
 

@@ -158,9 +158,7 @@ def _load(path: Path, overrides: list[str] | None, profile: str | None) -> tuple
     from dse.config import load_design
     from dse.placement import plan_for
     from perfcore.predictor import Predictor
-    from perfcore.profile.profile import load_profile, profile_for
+    from perfcore.profile.profile import priced
 
-    design = load_design(path, overrides=overrides or [], place=plan_for)
-    device, node = design.system.device, design.system.node
-    found = load_profile(profile, device=device, node=node) if profile else profile_for(device, node)
+    design, found = priced(load_design(path, overrides=overrides or [], place=plan_for), profile)
     return design, Predictor(found)

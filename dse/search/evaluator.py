@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,8 +123,9 @@ class SpacePricing:
 
     @property
     def profile(self) -> str:
-        """Name of the profile."""
-        return self._loaded.name
+        """Name of the profile, or its folder where that was named: by it the report finds the profile again."""
+        named = self.source is not None and Path(self.source).parent != Path()
+        return str(self.source) if named else self._loaded.name
 
     @property
     def profile_hash(self) -> str:

@@ -39,7 +39,7 @@ from dse.search.protocol import Evaluation, EvaluatorFactory, Executor
 from dse.search.request import Plan, RunRequest, manifest_of, plan_run
 from dse.search.storage import JOURNAL, Existing, StudyStorage
 from dse.search.study import Progress, StudyResult, run_study
-from dse.study_config import StudyConfig, load_space
+from dse.study_config import StudyConfig, load_space, on_profile
 
 
 class Pricing(Protocol):
@@ -87,7 +87,7 @@ def run_space(
     Raises:
         DseError: the request is wrong, or nothing is feasible; the error knows its exit code.
     """
-    config = load_space(request.space_file, overrides=request.overrides)
+    config = on_profile(load_space(request.space_file, overrides=request.overrides), request.profile)
     plan = plan_run(config, request)
     pricing = pricing_of(config, request.profile)
     name = request.name or config.name

@@ -37,12 +37,14 @@ class Fit:
         log_work: `(s, f)` ln(1 + work) of the samples.
         residuals: `(s,)` ln(measured / weighted sum).
         scale: how much longer the kernel takes inside a training loop than measured alone.
+        log_error_90: nine in ten samples left out of the fit lie within a factor `exp` of it of what it says.
     """
 
     weights_us: Array
     log_work: Array
     residuals: Array
     scale: float = 1.0
+    log_error_90: float = 0.0
 
     def predict_us(self, work: Array) -> Array:
         """`(n, f)` work to `(n,)` durations."""
@@ -94,6 +96,11 @@ class MeasuredModel:
             return Calibration.MEASURED
         inside = fit.covers(work.amounts.reshape(-1, work.amounts.shape[-1])[work.present.reshape(-1)])
         return Calibration.MEASURED if inside else Calibration.EXTRAPOLATED
+
+    def log_error_90(self, kernel: k.Kernel) -> float:
+        """Nine in ten measurements lie within a factor `exp` of it of the duration."""
+        fit = self._fit(work_of(kernel).kind)
+        return 0.0 if fit is None else fit.log_error_90
 
     def _priced(self, works: Sequence[Work]) -> Iterator[Array]:
         """Durations of works of one kind, each of its own shape."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,7 +87,9 @@ def measured_fits(entries: Section) -> dict[str, Fit]:
         ProfileError: the lists of an entry do not fit together.
     """
     return {
-        name: _fit(entries.section(name).section("parameters"))
+        name: replace(
+            _fit(entries.section(name).section("parameters")), log_error_90=_spread(entries.section(name))
+        )
         for name in entries.names()
         if entries.section(name).text("model") == MEASURED
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,8 @@ def _fitted(rows: Sequence[tuple[Array, float]]) -> Fitted:
             predicted[held] = us[held]
     errors = np.abs(predicted / us - 1)
     gmae = float(100 * np.exp(np.mean(np.log(errors + GMAE_FLOOR))))
-    return Fitted(fit(work, us), len(us), gmae, float(100 * errors.mean()))
+    spread = float(np.quantile(np.abs(np.log(predicted / us)), 0.9))
+    return Fitted(replace(fit(work, us), log_error_90=spread), len(us), gmae, float(100 * errors.mean()))
 
 
 def fit(work: Array, durations_us: Array) -> Fit:
@@ -89,8 +90,6 @@ def nonnegative_least_squares(a: Array, b: Array, *, sweeps: int = 2000) -> Arra
 
 def with_scales(fits: Mapping[str, Fitted], scales: Mapping[str, float]) -> dict[str, Fitted]:
     """The fits with each group's slow-down inside a training loop."""
-    from dataclasses import replace
-
     return {kind: replace(f, fit=replace(f.fit, scale=scales[group_of(kind)])) for kind, f in fits.items()}
 
 

@@ -41,6 +41,7 @@ class LoopFit:
         scales: by group of kernels, how much longer they take inside a loop.
         n: loops.
         gmae_pct, mape_pct: of each loop predicted from the others.
+        log_error_90: nine in ten loops lie within a factor `exp` of it of that prediction.
     """
 
     overheads: OverheadTable
@@ -48,6 +49,7 @@ class LoopFit:
     n: int
     gmae_pct: float
     mape_pct: float
+    log_error_90: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +97,7 @@ def fit_loops(loops: Sequence[DesignSample], model: MeasuredModel) -> LoopFit:
         len(ran),
         float(100 * np.exp(np.mean(np.log(errors + 4e-4)))),
         float(100 * errors.mean()),
+        float(np.quantile(np.abs(np.log(np.maximum(left_out, 1e-9) / measured)), 0.9)),
     )
 
 

@@ -61,8 +61,10 @@ def fit_profile(samples: Path, out: Path, *, name: str | None = None) -> FittedP
     cold = [s for s in timed if s.timing.cache == "cold"]
     fits = fit_kernels(cold)
     overheads, errors = _overheads(fits, loops, folder, environment)
+    host_spread = 0.0
     if overheads.kernels_block_host:
         fitted = fit_loops(loops, _model(fits))
+        host_spread = fitted.log_error_90
         fits = with_scales(fits, fitted.scales)
     source = _source(environment)
     exchanged = folder.collective_samples()
@@ -77,6 +79,7 @@ def fit_profile(samples: Path, out: Path, *, name: str | None = None) -> FittedP
         "collectives": FILE if curves else None,
         "environment": {k: v for k, v in environment.items() if k != "system"},
         "kernels": {kind: _entry(f, source, date) for kind, f in fits.items()},
+        "host_log_error_90": round(host_spread, 4),
         "known_errors": [_error_json(e) for e in known],
     }
     files = {"profile.json": profile, "overheads.json": to_json(overheads)}
@@ -160,6 +163,7 @@ def _entry(fitted: Fitted, source: str, date: str) -> dict[str, Any]:
         "source": source,
         "date": date,
         "samples": fitted.n,
+        "log_error_90": round(fit.log_error_90, 4),
     }
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from perfcore.cost.model import CostModel, ScaledModel
 from perfcore.design import hardware
-from perfcore.design.hardware import Device, Node
+from perfcore.design.design import Design
+from perfcore.design.hardware import Device, Node, System
 from perfcore.errors import HardwareError, ProfileError
 from perfcore.overheads import OverheadTable, overheads_from_json, scaled
 from perfcore.profile.build import kernel_models
@@ -98,6 +99,35 @@ def profile_for(device: Device, node: Node | None = None) -> Profile:
     except ProfileError:
         return load_profile(POOLED, device=device, node=node)
     return load_profile(device.name, device=device, node=node)
+
+
+def priced(design: Design, name_or_path: str | None) -> tuple[Design, Profile]:
+    """The design on what the profile prices, and the profile; the design's own device's where none is named.
+
+    Raises:
+        ProfileError: there is no such profile, or it is corrupt.
+        HardwareError: the measured machine has no room for the design's world.
+    """
+    system = design.system
+    if name_or_path is None:
+        return design, profile_for(system.device, system.node)
+    system = priced_system(name_or_path, system)
+    return design.with_system(system), load_profile(name_or_path, device=system.device, node=system.node)
+
+
+def priced_system(name_or_path: str, system: System) -> System:
+    """What a profile prices where a job asks for `system`: a measured device is itself, with its memory and its machine.
+
+    A profile of the catalogue prices the device that is asked for.
+
+    Raises:
+        ProfileError: there is no such profile, or it is corrupt.
+        HardwareError: the measured machine has no room for so many ranks.
+    """
+    data = read_json(find_profile(name_or_path) / "profile.json")
+    if "device" not in data or not isinstance(data.raw("device"), dict):
+        return system
+    return System(_catalogue_device(data), _own_node(data) or system.node, system.world_size)
 
 
 def profile_names() -> list[str]:
