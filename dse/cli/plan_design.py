@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dse.errors import NoFeasibleCandidateError, StorageError
+from dse.errors import DseError, NoFeasibleCandidateError, StorageError
+from dse.placement.design_limits import Transform, by_tables, design_transform
+from dse.placement.limits_schema import LimitsFile
 from dse.placement.problem import Assignment, Problem
 from dse.placement.report import Certificate, OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report_files import DESIGN
+from dse.yaml_loader import Document
+from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
@@ -55,6 +59,9 @@ def planned(request: Request, imported: Path | None) -> PlanReport:
         SpaceError: the imported plan is none of this design.
     """
     design, predictor = _load(request)
+    document = _document(request)
+    if document is not None and by_tables(document.value):
+        return _planned_by_tables(request, design, predictor, document)
     found = _certified(request, design, predictor)
     facts = {
         "bound by": _bound_by(design, predictor, found),
@@ -87,7 +94,6 @@ def export(request: Request, out: Path | None) -> None:
 
 def compare(request: Request, *, as_json: bool) -> None:
     """TorchRec's planner beside this one, priced alike."""
-    from dse.errors import DseError
     from dse.placement.torchrec import compare_design
 
     if request.limits is not None:
@@ -220,7 +226,6 @@ def _imported(path: Path, design: Design, predictor: Predictor, found: Certified
 
 def _load(request: Request) -> tuple[Design, Predictor]:
     from dse.config import load_design
-    from perfcore.design.sharding import ShardingPlan
     from perfcore.predictor import Predictor
     from perfcore.profile.profile import priced
 
@@ -254,11 +259,56 @@ def _certified(request: Request, design: Design, predictor: Predictor) -> Certif
         raise design_refusal(design, solve, limited=transform is not None) from None
 
 
-def _transform(request: Request, design: Design) -> Callable[[Any], Any] | None:
-    if request.limits is None:
+def _transform(request: Request, design: Design) -> Transform | None:
+    document = _document(request)
+    if document is None:
         return None
-    from dse.placement.design_limits import design_transform
+    if by_tables(document.value):
+        raise DseError(
+            "`together`, `slowness`, `host_gib` and `forbid_kernels` do not go with --export: "
+            "the bound of an iteration does not know them."
+        )
+    names = [t.name for t in design.model.tables]
+    return design_transform(document, names, num_ranks=design.system.world_size)
+
+
+def _document(request: Request) -> Document[LimitsFile] | None:
     from dse.placement.limits import read_limits
 
-    names = [t.name for t in design.model.tables]
-    return design_transform(read_limits(request.limits), names, num_ranks=design.system.world_size)
+    return None if request.limits is None else read_limits(request.limits)
+
+
+def _planned_by_tables(
+    request: Request, design: Design, predictor: Predictor, document: Document[LimitsFile]
+) -> PlanReport:
+    """By the critical path of the tables alone, under limits that the bound of an iteration does not know."""
+    from dataclasses import replace
+
+    from dse.cli.plan_instance import solve_instance
+    from dse.placement.design_shortage import instance_of_design
+    from dse.placement.instance import Objective
+
+    instance = instance_of_design(design, predictor.cost)
+    solved = solve_instance(
+        instance,
+        Objective.CRITICAL_PATH,
+        document,
+        time_limit_s=request.time_limit_s,
+        seed=request.seed,
+        title=request.path.name,
+        facts={
+            "note": "by the tables' critical path: the limits are none that a bound of the iteration knows"
+        },
+    )
+    if any(e.slowness != 1.0 for e in document.value.ranks):
+        return solved.report
+    chosen = solved.assignment
+    plan = ShardingPlan(
+        tuple(
+            TableSharding(name, ShardingType(instance.types[o]), ranks)
+            for name, o, ranks in zip(instance.names, chosen.option, chosen.ranks, strict=True)
+        )
+    )
+    us = predictor.iteration_time_us(replace(design, sharding=plan))
+    facts = dict(solved.report.facts) | {"iteration time of this plan": f"{us / US_PER_MS:.3f} ms"}
+    return replace(solved.report, facts=facts)

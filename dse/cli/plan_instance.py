@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dse.errors import DseError, NoFeasibleCandidateError
-from dse.placement.instance import Objective, read_instance
+from dse.placement.instance import Instance, Objective, read_instance
 from dse.placement.labels import Labels, labels_of
 from dse.placement.limits import Limited, limited, read_limits, unlimited
 from dse.placement.problem import Assignment, Problem
@@ -34,25 +35,56 @@ def planned(
         ConfigError: mistakes in the limits.
         NoFeasibleCandidateError: nothing fits.
     """
+    wanted = _objective(objective)
+    document = None if limits is None else read_limits(limits)
+    solved = solve_instance(
+        read_instance(path), wanted, document, time_limit_s=time_limit_s, seed=seed, title=path.name
+    )
+    return solved.report
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solved:
+    """An instance's report, and the assignment that it is of."""
+
+    report: PlanReport
+    assignment: Assignment
+
+
+def solve_instance(
+    instance: Instance,
+    wanted: Objective,
+    document: Document[LimitsFile] | None,
+    *,
+    time_limit_s: float,
+    seed: int,
+    title: str,
+    facts: Mapping[str, str] | None = None,
+) -> Solved:
+    """Place the tables of an instance under limits.
+
+    Raises:
+        ConfigError: mistakes in the limits.
+        NoFeasibleCandidateError: nothing fits.
+    """
     from dse.placement.certified import certify
 
-    wanted = _objective(objective)
-    instance = read_instance(path)
     problem, labels = instance.problem(wanted), labels_of(instance, wanted)
-    document = None if limits is None else read_limits(limits)
     under = unlimited(problem, labels) if document is None else limited(problem, labels, document)
     found = certify(under.problem, time_limit_s=time_limit_s, seed=seed)
     if not found.feasible:
         raise _refusal(problem, labels, under, document, found.assignment, seed=seed)
-    return report_of(
+    report = report_of(
         problem,
         labels,
         under,
         found.assignment,
         Certificate(found.objective, found.lower_bound, found.gap_pct, found.proven, found.wall_s),
-        title=path.name,
+        title=title,
         objective=WORDS[wanted],
+        facts=facts,
     )
+    return Solved(report, under.original(found.assignment))
 
 
 def _objective(name: str | None) -> Objective:

@@ -22,12 +22,11 @@ def design_transform(document: Document[LimitsFile], tables: Sequence[str], *, n
     """What the limits do to a design's problem.
 
     Raises:
-        ConfigError: a limit names what does not exist, or is one that designs do not know: all of these, one a line.
-            The transform raises it for tables that are left without an option.
+        ConfigError: a limit names what does not exist: all of these, one a line. The transform raises it for tables
+            that are left without an option.
     """
     problems, position = Problems(document), {name: t for t, name in enumerate(tables)}
     check_names(document.value, position, num_ranks, problems)
-    _refuse(document.value, problems)
     problems.check()
 
     def transform(problem: DesignProblem) -> DesignProblem:
@@ -36,19 +35,14 @@ def design_transform(document: Document[LimitsFile], tables: Sequence[str], *, n
     return transform
 
 
-def _refuse(limits: LimitsFile, problems: Problems) -> None:
-    """The predictor of an iteration knows equal devices and single tables."""
-    why = "the iteration time of a design cannot be predicted under it; it is for `dse plan --instance`"
-    if limits.together:
-        problems.add(("together",), why)
-    if limits.host_gib is not None:
-        problems.add(("host_gib",), why)
-    for i, entry in enumerate(limits.ranks):
-        if entry.slowness != 1.0:
-            problems.add(("ranks", i, "slowness"), why)
-    for i, kind in enumerate(limits.kinds):
-        if kind.forbid_kernels is not None:
-            problems.add(("kinds", i, "forbid_kernels"), why)
+def by_tables(limits: LimitsFile) -> bool:
+    """Whether limits ask for what an iteration's bound does not know: tables that stay together, slower ranks, hosts, kernels."""
+    return bool(
+        limits.together
+        or limits.host_gib is not None
+        or any(e.slowness != 1.0 for e in limits.ranks)
+        or any(e.forbid_kernels is not None for e in limits.kinds)
+    )
 
 
 def _limited(

@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from dse.errors import NoFeasibleCandidateError
-from dse.placement.estimate import memory_of_tables
+from dse.placement.estimate import estimated_instance, memory_of_tables
+from dse.placement.instance import Instance
 from dse.placement.labels import Labels
 from dse.placement.options import tables_capacity_bytes
 from dse.placement.problem import Problem
 from dse.placement.shortage import Solve, capacity_remedy, fullest_share, refusal, shortage_of
+from perfcore.cost.model import CostModel
 from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
+from perfcore.design.model import EmbeddingTable
 from perfcore.design.sharding import ShardingPlan
 from perfcore.design.training import Optimizer, Precision
 from perfcore.errors import PerfcoreError
@@ -45,13 +48,22 @@ def design_refusal(design: Design, solve: Solve, *, limited: bool) -> NoFeasible
 
 def tables_problem(design: Design) -> tuple[Problem, Labels]:
     """Every way to split the tables of a design, with memory alone."""
-    tables = [
+    return memory_of_tables(
+        _tables(design), design.training, design.system, capacity_bytes=tables_capacity_bytes(design)
+    )
+
+
+def instance_of_design(design: Design, cost: CostModel) -> Instance:
+    """The tables of a design as a cost instance, in the memory that the rest of the job leaves."""
+    instance = estimated_instance(_tables(design), design.training, design.system, cost)
+    return replace(instance, capacity_bytes=tables_capacity_bytes(design))
+
+
+def _tables(design: Design) -> list[EmbeddingTable]:
+    return [
         replace(t, embedding_dim=dim)
         for t, dim in zip(design.model.tables, design.model.table_dims, strict=True)
     ]
-    return memory_of_tables(
-        tables, design.training, design.system, capacity_bytes=tables_capacity_bytes(design)
-    )
 
 
 def fits(design: Design, solve: Solve) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +108,8 @@ def test_mistakes_in_limits_are_told_with_their_place(tmp_path: Path) -> None:
     limits = tmp_path / "limits.yaml"
     limits.write_text("pin:\n  - {table: nobody, ranks: [0]}\n  - {table: table_0, ranks: [99]}\n")
     result = call("--instance", ONE_HOT, "--limits", limits, code=2)
-    assert f"{limits}:2:13: pin.0.table: no table is called 'nobody'" in result.stderr
-    assert f"{limits}:3:30: pin.1.ranks: there are 8 ranks" in result.stderr
+    assert f"{limits}:2:6: pin.0.table: no table is called 'nobody'" in result.stderr
+    assert f"{limits}:3:22: pin.1.ranks: there are 8 ranks" in result.stderr
 
 
 # --- making instances -----------------------------------------------------------------------------------
@@ -176,3 +178,84 @@ def test_contradictions_are_a_sentence(arguments: tuple[object, ...], said: str)
     result = call(*arguments, code=2)
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+# --- designs --------------------------------------------------------------------------------------------
+
+
+def test_a_design_is_planned_by_its_iteration_time(tmp_path: Path) -> None:
+    answer = planned(DESIGN, *QUICK, "-o", tmp_path / "plan")
+    assert set(answer) >= KEYS | {"iteration_time_ms"}
+    assert 0 < answer["lower_bound_ms"] <= answer["iteration_time_ms"]
+    assert len(answer["ranks"]) == 8
+    assert len(answer["tables"]) == 26
+    assert len({e["name"] for e in answer["events"]}) == len(answer["events"])
+    assert any(t["alternatives"] for t in answer["tables"])
+    assert all(r["hbm_gib"] <= r["capacity_gib"] for r in answer["ranks"])
+    assert "everything beside the tables" in (tmp_path / "plan" / "report.html").read_text()
+
+
+def test_a_design_under_limits(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(
+        "pin: [{table: table_19, ranks: [0, 1]}]\nkinds: [{forbid: [data_parallel]}]\nhbm_gib: 40\n"
+    )
+    answer = planned(DESIGN, *QUICK, "--limits", limits)
+    tables = {t["table"]: t for t in answer["tables"]}
+    assert set(tables["table_19"]["ranks"]) <= {0, 1}
+    assert "data_parallel" not in {t["type"] for t in tables.values()}
+    assert {r["capacity_gib"] for r in answer["ranks"]} == {40}
+
+
+def test_limits_that_the_bound_does_not_know_go_by_the_tables(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("together: [[table_00, table_09]]\n")
+    answer = planned(DESIGN, *QUICK, "--limits", limits)
+    tables = {t["table"]: t for t in answer["tables"]}
+    assert tables["table_00"]["ranks"] == tables["table_09"]["ranks"]
+    assert answer["facts"]["iteration time of this plan"].endswith("ms")
+    assert answer["objective"] == "critical path"
+    limits.write_text("ranks: [{ranks: 4-7, slowness: 3}]\n")
+    slower = planned(DESIGN, *QUICK, "--limits", limits)
+    assert "iteration time of this plan" not in slower["facts"]
+    result = call(DESIGN, *QUICK, "--limits", limits, "--export", "torchrec", code=2)
+    assert "do not go with --export" in result.stderr
+
+
+def test_a_design_that_fits_nowhere() -> None:
+    few = ("--set", "system.world_size=2", "--set", "training.table_optimizer=adagrad")
+    result = call(DESIGN, *few, *QUICK, code=3)
+    assert "All tables together need 195.3 GiB at least, but the 2 ranks have" in result.stderr
+    for remedy in ("  1. 4 GPUs instead of 2", "bf16 tables: saves 48.9 GiB", "rowwise_adagrad for the tables: saves 96.6 GiB"):  # fmt: skip
+        assert remedy in result.stderr
+
+
+def test_one_rank_has_nothing_to_choose() -> None:
+    small = ("--set", "model.tables=criteo_dlrm_mlperf", "--set", "system.world_size=1")
+    answer = planned(DESIGN, *small, *QUICK)
+    assert answer["proven"] is True
+    assert answer["certified_gap_pct"] == 0
+    assert sum(t["hbm_gib"] for t in answer["tables"]) == pytest.approx(29.1, abs=0.1)
+
+
+def test_a_plan_goes_out_and_comes_back(tmp_path: Path) -> None:
+    call(DESIGN, *QUICK, "--export", "torchrec", "-o", tmp_path / "plan.py")
+    text = subprocess.run(
+        [sys.executable, tmp_path / "plan.py"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    (tmp_path / "plan.json").write_text(text)
+    answer = planned(DESIGN, *QUICK, "--import", tmp_path / "plan.json")
+    assert "ms an iteration" in answer["facts"]["imported plan plan.json"]
+    (tmp_path / "plan.json").write_text("{}")
+    assert "needs the key `tables`" in call(DESIGN, *QUICK, "--import", tmp_path / "plan.json", code=2).stderr
+
+
+def test_torchrec_is_needed_for_its_planner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    result = call(DESIGN, *QUICK, "--compare", "torchrec", code=2)
+    assert "TorchRec" in result.stderr
+    assert "pip install" in result.stderr
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("hbm_gib: 40\n")
+    refused = call(DESIGN, "--compare", "torchrec", "--limits", limits, code=2)
+    assert "--limits and --compare exclude one another" in refused.stderr
