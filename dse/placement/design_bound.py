@@ -32,13 +32,14 @@ import numpy as np
 from dse.placement.design_options import FLAGS, Options
 from dse.placement.linear import Rows, Solved, solve_relaxed
 from dse.placement.problem import Array, Ints
-from dse.placement.relaxed import Cut, Program, Role, Variable, program_of, transfer_us
-from dse.placement.shard_costs import ShardCosts
+from dse.placement.relaxed import Cut, DenseCosts, Program, Role, Variable, program_of, transfer_us
+from dse.placement.shard_costs import ShardCosts, single_rank_dims
 from perfcore.cost.model import CostModel
 from perfcore.overheads import OverheadTable
 
-_GRID = 300  # points of a collective's curve
+_GRID = 150  # points of a collective's curve
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
+_NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
 Key: TypeAlias = tuple[int, ...]
 
@@ -92,18 +93,27 @@ class ClassBound:
     _hulls: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """The first cuts: nothing placed costs anything, and all tables by their cheapest option."""
-        nothing = np.array([self._value(v, np.zeros(len(self.options.ways.table))) for v in self._variables])
-        self._add(self.program.cut(nothing)[1])
+        """The first cut: that of every table in the first of its ways."""
+        self.shares = np.zeros(len(self.options.ways.table))
+        self.shares[self.starts] = 1.0
+        self._add(self.program.cut(self.values()[0])[1])
         self._solve()
 
     def values(self) -> tuple[Array, dict[int, float]]:
         """`(v,)` durations at the solution, and by variable the bytes of collectives."""
-        variables = self.program.variables
-        bytes_at = {
-            i: self._segment((i,), self.shares) for i, v in enumerate(variables) if v.role is not Role.RANK
-        }
-        return np.array([self._value(v, self.shares) for v in self._variables]), bytes_at
+        variables, ways = self.program.variables, self.options.ways
+        used = np.flatnonzero(self.shares > _NO_SHARE)
+        spread, copies = ways.least[used], ways.copies[ways.family[used]]
+        probe = ways.probe[ways.family[used], -(-ways.pieces[ways.family[used]] // spread) - 1, 0]
+        each = np.stack([v.each[probe] for v in variables]) * self.shares[used]
+        everywhere = np.stack([v.everywhere[probe] for v in variables]) @ (self.shares[used] * spread)
+        average = each @ (spread * copies) / self.options.design.system.world_size
+        base = np.array([v.base for v in variables])
+        values = base + everywhere + np.maximum(average, each.max(axis=1))
+        bytes_at = {i: float(values[i]) for i, v in enumerate(variables) if v.role is not Role.RANK}
+        for i, bytes_ in bytes_at.items():
+            values[i] = float(np.interp(bytes_, *self.hull(i)))
+        return values, bytes_at
 
     def refine(self) -> None:
         """One round: the critical cycle at the solution, and the program solved anew."""
@@ -115,10 +125,6 @@ class ClassBound:
             return
         self._add(cut)
         self._solve()
-
-    @property
-    def _variables(self) -> range:
-        return range(len(self.program.variables))
 
     def cut_us(self, cut: Cut) -> float:
         """What a cut says of the solution."""
@@ -152,11 +158,6 @@ class ClassBound:
     def _transfer(self, v: int, shares: Array) -> float:
         x, y = self.hull(v)
         return float(np.interp(self._segment((v,), shares), x, y))
-
-    def _value(self, v: int, shares: Array) -> float:
-        if self.program.variables[v].role is Role.RANK:
-            return self._segment((v,), shares)
-        return self._transfer(v, shares)
 
     def hull(self, v: int) -> tuple[Array, Array]:
         """The convex hull under a collective's time over its bytes."""
@@ -333,6 +334,7 @@ def class_bounds(
     overheads: OverheadTable,
     *,
     capacity_bytes: Array,
+    dense: DenseCosts | None = None,
 ) -> list[ClassBound]:
     """One bound for each class that has a plan, with its first cut.
 
@@ -342,7 +344,9 @@ def class_bounds(
         cost: prices kernels.
         overheads: host times of ops.
         capacity_bytes: `(r,)` memory of each rank for tables.
+        dense: of what no plan changes; the design's own when left out.
     """
+    dense = dense or DenseCosts(*single_rank_dims([options.design]), cost)
     most = float(capacity_bytes.max())
     options = options.restricted(
         np.maximum.reduceat(costs.bytes[options.shard_probe], options.first_shard[:-1]) <= most
@@ -360,7 +364,7 @@ def class_bounds(
             bound = ClassBound(
                 kinds,
                 replace(options.restricted(np.isin(options.flag, kinds)), ways=ways.kept(kept)),
-                program_of(options, kinds, costs, cost, overheads),
+                program_of(options, kinds, costs, dense, overheads),
                 costs,
                 cost,
                 float(np.maximum(capacity_bytes, 0.0).sum()),

@@ -33,10 +33,11 @@ from numpy.typing import NDArray
 
 from dse.placement.design_options import FLAGS, Options
 from dse.placement.problem import Array, Ints, Mask
-from dse.placement.shard_costs import PLACED, LaunchCost, OpCost, ShardCosts, replaced, single_rank_dims
+from dse.placement.shard_costs import PLACED, LaunchCost, OpCost, ShardCosts, replaced
 from perfcore.cost.model import CostModel
 from perfcore.design.sharding import Shards
 from perfcore.errors import UnsupportedError
+from perfcore.graph.dims import Dims, Structure
 from perfcore.graph.dlrm import DlrmBuilder
 from perfcore.graph.kernels import Collective, resolve, with_dims
 from perfcore.graph.ops import Op, WorkloadGraph
@@ -47,6 +48,8 @@ from perfcore.walk import deciding_clocks
 
 POOLED, ROW_SPLIT, STAGED, REPLICATED = range(len(FLAGS))
 _COMPUTE = 1
+# The first op of an exchange puts a rank's own samples in order, whose lookups are those of all tables.
+LOCAL_PERMUTES = (("input_exchange", 0), ("lengths_ahead", 0))
 
 
 class Role(IntEnum):
@@ -88,11 +91,13 @@ class Cut:
         constant_us: what no plan changes.
         segments: weight and variables of each stretch between collectives; a variable may occur more than once.
         transfers: weight by variable of the collectives passed.
+        steps: weight by step of the program.
     """
 
     constant_us: float
     segments: tuple[tuple[float, tuple[int, ...]], ...]
     transfers: tuple[tuple[float, int], ...]
+    steps: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +107,7 @@ class Program:
     Attributes:
         kinds: positions in `FLAGS`, of the class.
         table: `(S,)` records of `perfcore.steps.STEP`; launches numbered through.
-        constant_us: `(S,)` duration or host time of steps that no plan changes.
+        constant_us: `(n, S)` duration or host time of steps that no plan changes, of n designs with these steps.
         variable: `(S,)` the variable of a step, -1 where it is constant.
         variables: `(v,)`.
     """
@@ -113,18 +118,29 @@ class Program:
     variable: Ints
     variables: tuple[Variable, ...]
 
-    def cut(self, values_us: Array) -> tuple[float, Cut]:
-        """The iteration time at `(v,)` durations, and the cycle that decides it."""
-        steps = self._steps(values_us)
+    def cut(self, values_us: Array, *, number: int = 0) -> tuple[float, Cut]:
+        """The iteration time of one of the designs at `(v,)` durations, and the cycle that decides it."""
+        steps = self._steps(values_us, self.constant_us[number])
         state = np.empty(CLOCKS)
         period_us, root = steady_state(fold(steps)[0], state)
         sources = deciding_clocks(steps.table, steps.durations_us, steps.masks, 0, state)[:, 0]
         rows, laps = self._cycle(sources, int(root))
         return period_us, self._cut(rows, laps, period_us, values_us)
 
-    def _steps(self, values_us: Array) -> Steps:
+    def shifted(self, cut: Cut, *, number: int, of: int = 0) -> float:
+        """The constant of a cut that was made for design `of`, for another design."""
+        rows, weights = [s for _, s in cut.steps], np.array([w for w, _ in cut.steps])
+        return cut.constant_us + float(
+            weights @ (self.constant_us[number, rows] - self.constant_us[of, rows])
+        )
+
+    def _steps(self, values_us: Array, constant_us: Array) -> Steps:
         table = self.table.copy()
-        us = np.where(self.variable >= 0, values_us[self.variable], self.constant_us)
+        us = (
+            constant_us
+            if not len(values_us)
+            else np.where(self.variable >= 0, values_us[self.variable], constant_us)
+        )
         table["us"] = np.where(table["opcode"] == Opcode.HOST, us, 0.0)
         launched = table["launch"] >= 0
         return Steps(
@@ -157,9 +173,12 @@ class Program:
         """Segments between the collectives of a cycle; it may begin anywhere, so the first joins the last."""
         segments: list[list[int]] = [[]]
         transfers: dict[int, float] = {}
+        constant: dict[int, float] = {}
         passed = False
         for i in rows:
             v = int(self.variable[i])
+            if v < 0:
+                constant[i] = constant.get(i, 0.0) + 1.0 / laps
             if self.table["opcode"][i] == Opcode.COLLECTIVE:
                 passed = True
                 segments.append([])
@@ -180,6 +199,7 @@ class Program:
             float(period_us - varying),
             tuple((w, key) for key, w in weights.items()),
             tuple((w, v) for v, w in transfers.items()),
+            tuple((w, i) for i, w in constant.items()),
         )
 
 
@@ -187,7 +207,7 @@ def program_of(
     options: Options,
     kinds: tuple[int, ...],
     costs: ShardCosts,
-    cost: CostModel,
+    dense: DenseCosts,
     overheads: OverheadTable,
 ) -> Program:
     """The steps of all plans that have shards of exactly these kinds.
@@ -196,20 +216,50 @@ def program_of(
         options: of the design.
         kinds: positions in `FLAGS`; at most as many as there are tables.
         costs: of all probes.
-        cost: prices kernels.
+        dense: of what no plan changes.
         overheads: host times of ops.
 
     Raises:
         UnsupportedError: the ops of a class do not follow those of its shards.
     """
-    graph = _reference_graph(options, kinds)
-    return _Builder(graph, options, kinds, costs).program(_constants_us(graph, cost), overheads)
+    dims = replaced(dense.dims, shards=reference_shards(options, kinds))
+    graph = DlrmBuilder(dims).graph(dense.structure)
+    return _Builder(graph, options, kinds, costs).program(dense.durations_us(graph), overheads)
 
 
-def _reference_graph(options: Options, kinds: tuple[int, ...]) -> WorkloadGraph:
-    """The iteration of a plan with all kinds on rank 0, and on rank 1 those that are on every rank."""
-    dims, structure = single_rank_dims(options)
-    return DlrmBuilder(replaced(dims, shards=reference_shards(options, kinds))).graph(structure)
+class DenseCosts:
+    """Durations of what no plan changes, of n designs of one structure; priced once for all classes.
+
+    Attributes:
+        dims: of the designs, `(n, 1)`; the shards are of no account.
+        structure: of all of them.
+    """
+
+    def __init__(self, dims: Dims, structure: Structure, cost: CostModel) -> None:
+        self.dims, self.structure = dims, structure
+        self._cost = cost
+        self._known: dict[tuple[str, int, int], Array] = {}
+
+    def durations_us(self, graph: WorkloadGraph) -> list[Array]:
+        """`(n, 1)` by launch; those that plans decide are 0, for they are replaced."""
+        launches = [
+            ((region.name, k, i), x.kernel)
+            for region in graph.regions
+            for k, op in enumerate(region.ops)
+            for i, x in enumerate(op.launches)
+        ]
+        new = {key: resolve(kernel) for key, kernel in launches if self._asks(key)}
+        self._known.update(zip(new, self._cost.predict_us([*new.values()]), strict=True))
+        # The buckets of gradients close elsewhere where replicated tables are among them.
+        own = {key: resolve(kernel) for key, kernel in launches if key[0].startswith("all_reduce/")}
+        reduced = dict(zip(own, self._cost.predict_us([*own.values()]), strict=True))
+        nothing = np.zeros((1, 1))
+        return [reduced.get(key, self._known.get(key, nothing)) for key, _ in launches]
+
+    def _asks(self, key: tuple[str, int, int]) -> bool:
+        region, op, _ = key
+        placed = region in PLACED and (region, op) not in LOCAL_PERMUTES
+        return not placed and key not in self._known and not region.startswith("all_reduce/")
 
 
 def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
@@ -239,20 +289,6 @@ def replicated_in_reference(options: Options, kinds: tuple[int, ...]) -> Mask:
     return np.array([kinds[t % len(kinds)] == REPLICATED for t in range(tables)])
 
 
-def _constants_us(graph: WorkloadGraph, cost: CostModel) -> list[Array]:
-    """Durations of launches `(1, 1 or 2)`; those that plans decide are 0, for they are replaced."""
-    kernels = [
-        None
-        if region.name in PLACED and not (region.name == "input_exchange" and k == 0)
-        else resolve(x.kernel)
-        for region in graph.regions
-        for k, op in enumerate(region.ops)
-        for x in op.launches
-    ]
-    durations = iter(cost.predict_us([k for k in kernels if k is not None]))
-    return [np.zeros((1, 1)) if k is None else next(durations) for k in kernels]
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where an op of the reference graph comes from."""
@@ -271,38 +307,43 @@ class _Builder:
         self._graph, self._options, self._kinds, self._costs = graph, options, kinds, costs
         self._of_class = np.isin(options.probe_flag, kinds)
         self._variables: list[Variable] = []
-        self._rows: list[tuple[Any, float, int]] = []
+        self._rows: list[tuple[Any, Array | float, int]] = []
         self._places = _places(graph)
         self._op_costs = {name: self._aligned(name) for name in costs.ops}
         self._unsure = {POOLED, STAGED} <= set(kinds)
+        # The bucket that takes in the gradients of replicated tables.
+        buckets = [r.name for r in graph.regions if r.name.startswith("all_reduce/")]
+        self._last_bucket = buckets[-1] if REPLICATED in kinds and buckets else ""
 
     def program(self, constants_us: Sequence[Array], overheads: OverheadTable) -> Program:
         """The program with its variables."""
         steps = compile_steps(self._graph, constants_us, overheads)
-        stayed = set[str]()
         first_launch = {op: i for i, op in reversed(list(enumerate(steps.launch_ops)))}
-        for step in steps.table:
-            if step["mask"] >= 0 and not steps.masks[step["mask"], 0, 0]:
+        stayed = set[str]()
+        table = steps.table
+        taken = [bool(m < 0 or steps.masks[m, 0, 0]) for m in table["mask"].tolist()]
+        elsewhere = [bool(m < 0 or steps.masks[m, 0, 1]) for m in table["mask"].tolist()]
+        for i, (op, launch, us) in enumerate(
+            zip(table["op"].tolist(), table["launch"].tolist(), table["us"].tolist(), strict=True)
+        ):
+            if not taken[i]:
                 continue
-            op = int(step["op"])
             place = self._places[op]
-            constant = float(steps.durations_us[step["launch"], 0, 0] if step["launch"] >= 0 else step["us"])
+            constant: Array | float = steps.durations_us[launch, :, 0] if launch >= 0 else us
             if place.region in self._costs.stays:
                 if place.region not in stayed:
                     self._stay(place.region)
                 stayed.add(place.region)
-            elif place.region in self._op_costs and (place.region, place.position) != ("input_exchange", 0):
-                unsure = self._unsure and step["mask"] >= 0 and not steps.masks[step["mask"], 0, 1]
-                self._placed(
-                    step, place, constant, int(step["launch"]) - first_launch.get(op, 0), sure=not unsure
-                )
-            elif place.region.startswith("all_reduce/") and self._is_last_bucket(place):
-                self._bucket(step, place, constant)
+            elif place.region in self._op_costs and (place.region, place.position) not in LOCAL_PERMUTES:
+                sure = not self._unsure or elsewhere[i]
+                self._placed(table[i], place, constant, launch - first_launch.get(op, 0), sure=sure)
+            elif place.region == self._last_bucket:
+                self._bucket(table[i], place, constant)
             else:
-                self._rows.append((step, constant, -1))
-        return self._built()
+                self._rows.append((table[i], constant, -1))
+        return self._built(steps.num_candidates)
 
-    def _built(self) -> Program:
+    def _built(self, designs: int) -> Program:
         table = np.array([row[0] for row in self._rows], dtype=self._rows[0][0].dtype)
         launched = table["launch"] >= 0
         table["launch"] = np.where(launched, np.cumsum(launched) - 1, -1)
@@ -310,7 +351,7 @@ class _Builder:
         return Program(
             self._kinds,
             table,
-            np.array([row[1] for row in self._rows]),
+            np.stack([np.broadcast_to(row[1], designs) for row in self._rows], axis=1),
             np.array([row[2] for row in self._rows], dtype=np.int64),
             tuple(self._variables),
         )
@@ -325,7 +366,9 @@ class _Builder:
             )
         return found
 
-    def _placed(self, step: Any, place: _Place, constant: float, position: int, *, sure: bool) -> None:
+    def _placed(
+        self, step: Any, place: _Place, constant: Array | float, position: int, *, sure: bool
+    ) -> None:
         """A step of an op whose launches plans decide."""
         if step["launch"] < 0:
             if sure:
@@ -361,12 +404,7 @@ class _Builder:
             self._variables.append(Variable(region, region, Role.RANK, base, each, nothing))
             self._rows.append((step[()], 0.0, len(self._variables) - 1))
 
-    def _is_last_bucket(self, place: _Place) -> bool:
-        """The bucket that takes in the gradients of replicated tables."""
-        last = [r.name for r in self._graph.regions if r.name.startswith("all_reduce/")][-1]
-        return REPLICATED in self._kinds and place.region == last
-
-    def _bucket(self, step: Any, place: _Place, constant: float) -> None:
+    def _bucket(self, step: Any, place: _Place, constant: Array | float) -> None:
         if step["launch"] < 0:
             self._rows.append((step, constant, -1))
             return
@@ -374,7 +412,7 @@ class _Builder:
         kernel = resolve(place.op.launches[0].kernel)
         assert isinstance(kernel, Collective)
         own = self._reference_reduced_bytes()
-        base = max(float(np.asarray(kernel.bytes).reshape(-1)[0]) - own, 0.0)
+        base = max(float(np.asarray(kernel.bytes).min()) - own, 0.0)
         reduced = self._costs.reduced_bytes
         self._variables.append(
             Variable(place.op.name, place.region, Role.TOTAL, base, np.zeros(len(reduced)), reduced, kernel)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dse.placement.design_options import Options
 from dse.placement.problem import Array
 from perfcore.cost.model import CostModel
+from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.sharding import ShardingPlan, Shards
 from perfcore.design.training import EmbeddingFusion
@@ -38,6 +39,9 @@ Mask = NDArray[np.bool_]
 # Regions of the graph whose ops depend on where tables live. All other ops do the same work in every plan.
 PLACED = (
     "input_exchange",
+    "input_received",
+    "lengths_ahead",
+    "indices_ahead",
     "embedding",
     "forward_exchange",
     "forward_wait",
@@ -115,18 +119,20 @@ class ShardCosts:
     bytes: Array
 
 
-def single_rank_dims(options: Options) -> tuple[Dims, Structure]:
-    """Dims of the design with all tables on one rank, but with its own world; and its structure."""
-    design = options.design
-    system: System = design.system
-    alone = replace(
-        design,
-        sharding=ShardingPlan.on_one_rank(design.model),
-        system=System(system.device, replace(system.node, gpus=1), 1),
-    )
-    dims = dims_of([alone])
+def single_rank_dims(designs: Sequence[Design]) -> tuple[Dims, Structure]:
+    """Dims of designs with all tables on one rank, but with their own world, `(n, 1)`; and their structure."""
+    system: System = designs[0].system
+    alone = [
+        replace(
+            design,
+            sharding=ShardingPlan.on_one_rank(design.model),
+            system=System(system.device, replace(system.node, gpus=1), 1),
+        )
+        for design in designs
+    ]
+    dims = dims_of(alone)
     world, local = np.array([[float(system.world_size)]]), np.array([[float(system.local_world_size)]])
-    structure = replace(structure_of(alone), distributed=True)
+    structure = replace(structure_of(alone[0]), distributed=True)
     return replaced(dims, world_size=world, local_world_size=local), structure
 
 
@@ -144,7 +150,7 @@ def shard_costs(options: Options, cost: CostModel, overheads: OverheadTable) -> 
         cost: prices kernels.
         overheads: host times of ops.
     """
-    dims, structure = single_rank_dims(options)
+    dims, structure = single_rank_dims([options.design])
     graphs = [_placed_regions(dims, structure, options.shards(columns)) for columns in (1, 2, 3)]
     by_table = structure.fusion.embedding is EmbeddingFusion.PER_TABLE
     names = [n for n in graphs[0] if not (by_table and n in BY_TABLE)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dse.placement.design_options import Options, options_of
+from dse.placement.design_options import Options
 from dse.placement.problem import Where
 from perfcore.design import hardware
 from perfcore.design.design import Design
@@ -26,7 +26,6 @@ from perfcore.design.training import (
     Precision,
     Training,
 )
-from perfcore.memory import memory_of
 from perfcore.predictor import Predictor
 from perfcore.profile.profile import profile_for
 
@@ -105,14 +104,7 @@ def every_plan(options: Options) -> list[ShardingPlan]:
 
 
 def times_of(design: Design, plans: list[ShardingPlan], predictor: Predictor) -> np.ndarray:
-    """`(n,)` predicted times of plans; infinite where the memory does not suffice."""
+    """`(n,)` predicted times of plans, whether they fit or not."""
     designs = [replace(design, sharding=plan) for plan in plans]
     times = [predictor.iteration_times_us(designs[i : i + 256]) for i in range(0, len(designs), 256)]
     return np.concatenate(times)
-
-
-def fits(design: Design, plan: ShardingPlan) -> bool:
-    return memory_of(replace(design, sharding=plan)).fits(design.system.device)
-
-
-__all__ = ["every_plan", "fits", "options_of", "predictor", "random_design", "times_of"]
