@@ -33,6 +33,13 @@ SystemName = Annotated[
 Dim = Annotated[
     int | None, typer.Option(help="With --make-instance: columns of tables that name none; 128 if omitted.")
 ]
+CacheRatios = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-ratio",
+        help="With --make-instance: tables may lie in host memory behind caches of these shares, e.g. 0.1,0.3.",
+    ),
+]
 Estimator = Annotated[str | None, typer.Option(help="With --make-instance: ours (if omitted) or torchrec.")]
 ObjectiveName = Annotated[
     str | None, typer.Option("--objective", help="With --instance: critical_path (if omitted) or rating.")
@@ -82,13 +89,14 @@ def plan(
     dim: Dim = None,
     system: SystemName = None,
     estimator: Estimator = None,
+    cache_ratio: CacheRatios = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Place embedding tables on ranks, with a bound on how much better any placement could be."""
     making = {
         "--tables": tables, "--gpus": gpus, "--batch-per-gpu": batch_per_gpu, "--dim": dim, "--system": system,
-        "--estimator": estimator,
+        "--estimator": estimator, "--cache-ratio": cache_ratio,
     }  # fmt: skip
     of_design = {
         "--set": overrides or None, "--export": export, "--compare": compare, "--import": import_,
@@ -181,9 +189,21 @@ def _make(making: dict[str, Any], profile: str | None, out: Path | None, *, as_j
         dim=128 if making["--dim"] is None else making["--dim"],
         system=making["--system"] or "dgx-a100-80gb",
         estimator=making["--estimator"] or "ours",
+        cache_ratios=_ratios(making["--cache-ratio"]),
         profile=profile,
     )
     make(wish, out, as_json=as_json)
+
+
+def _ratios(text: str | None) -> tuple[float, ...]:
+    """`0.1,0.3` as numbers."""
+    try:
+        ratios = tuple(sorted({float(part) for part in text.split(",")})) if text else ()
+    except ValueError:
+        ratios = (0.0,)
+    if not all(0 < r < 1 for r in ratios):
+        raise DseError(f"`--cache-ratio` takes shares between 0 and 1, e.g. 0.1,0.3, but got {text!r}.")
+    return ratios
 
 
 def _show(report: PlanReport, out: Path | None, *, as_json: bool) -> None:

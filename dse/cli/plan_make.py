@@ -31,6 +31,7 @@ class Wish:
         dim: columns of tables that name none.
         system: a node or a device of the catalogue, or a file.
         estimator: one of `ESTIMATORS`.
+        cache_ratios: caches in front of tables in host memory.
         profile: prices kernels; the device's own if `None`.
     """
 
@@ -40,6 +41,7 @@ class Wish:
     dim: int
     system: str
     estimator: str
+    cache_ratios: tuple[float, ...]
     profile: str | None
 
 
@@ -54,6 +56,8 @@ def make(wish: Wish, out: Path, *, as_json: bool) -> None:
 
     if wish.estimator not in ESTIMATORS:
         raise DseError(f"`--estimator` must be one of {', '.join(ESTIMATORS)}, but got {wish.estimator!r}.")
+    if wish.cache_ratios and wish.estimator != "ours":
+        raise DseError("`--cache-ratio` goes with `--estimator ours` alone.")
     if wish.batch_per_gpu < 1 or wish.dim < 1:
         raise DseError("`--batch-per-gpu` and `--dim` must be at least 1.")
     tables = _tables(wish)
@@ -79,7 +83,7 @@ def make(wish: Wish, out: Path, *, as_json: bool) -> None:
         typer.echo(json.dumps(said))
     else:
         typer.echo(
-            f"{out}: {said['tables']} tables on {said['ranks']} ranks, {said['options']:,} options with {said['shards']:,} "
+            f"{out}: {said['tables']} tables on {said['ranks']} rank{'s' * (wish.gpus > 1)}, {said['options']:,} options with {said['shards']:,} "
             f"shards, {said['capacity_gib']:.1f} GiB for tables on each rank. Next: dse plan --instance {out}"
         )
 
@@ -112,7 +116,7 @@ def _estimated(wish: Wish, tables: list[EmbeddingTable], system: System) -> Inst
         load_profile(wish.profile, device=device, node=node) if wish.profile else profile_for(device, node)
     )
     training = Training(global_batch=wish.batch_per_gpu * system.world_size)
-    return estimated_instance(tables, training, system, profile.cost_model())
+    return estimated_instance(tables, training, system, profile.cost_model(), cache_ratios=wish.cache_ratios)
 
 
 def _remarks(tables: list[EmbeddingTable]) -> list[str]:

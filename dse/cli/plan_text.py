@@ -171,7 +171,8 @@ def why(others: Iterable[OtherWay], *, most: int) -> str:
     by_type: dict[str, OtherWay] = {}
     for other in others:
         by_type.setdefault(other.type, other)
-    return ", ".join(f"{short(o.type, o.shards)} {_change(o)}" for o in [*by_type.values()][:most])
+    shown = [f"{short(o.type, o.shards)}{_cache(o.kernel)} {_change(o)}" for o in by_type.values()]
+    return ", ".join(shown[:most])
 
 
 def _change(other: OtherWay) -> str:
@@ -194,12 +195,17 @@ def short(kind: str, shards: int) -> str:
 
 
 def _short_kind(line: TableLine) -> str:
-    return short(line.type, len(line.ranks)) + _kernel(line)
+    return short(line.type, len(line.ranks)) + _cache(line.kernel)
 
 
 def _kind(line: TableLine) -> str:
     pieces = f" × {len(line.ranks)}" if line.type in _VARIABLE else ""
     return line.type + pieces + _kernel(line)
+
+
+def _cache(kernel: str) -> str:
+    """` UVM@0.2` for rows in host memory behind such a cache."""
+    return f" {kernel.replace('fused_uvm_caching', 'UVM')}" if "uvm" in kernel else ""
 
 
 def _kernel(line: TableLine) -> str:

@@ -10,8 +10,7 @@ Left out, because no placement changes it: the dense part, the permutation of in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -19,17 +18,17 @@ import numpy as np
 from dse.errors import SpaceError
 from dse.placement.instance import Instance
 from dse.placement.labels import Labels
-from dse.placement.problem import Array, Ints, Problem, Where, homogeneous
-from perfcore.cost.memory_bound import SECTOR_BYTES
+from dse.placement.problem import Array, Problem, homogeneous
+from dse.placement.splits import Splits, splits_of
 from perfcore.cost.model import CostModel
 from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable, Interaction, Loss
-from perfcore.design.sharding import Shards
 from perfcore.design.training import Fusion, Training
 from perfcore.graph.communication import BUCKET_CAP_BYTES
 from perfcore.graph.dims import Dims, structure_for
 from perfcore.graph.groups import INT32_BYTES
 from perfcore.graph.kernels import (
+    CachePopulate,
     Collective,
     CollectiveKind,
     Elementwise,
@@ -40,7 +39,7 @@ from perfcore.graph.kernels import (
     Sort,
 )
 from perfcore.graph.parts import FP32_BYTES, storage_bytes
-from perfcore.memory import embedding_bytes, framework_reserve
+from perfcore.memory import embedding_bytes, framework_reserve, host_bytes
 from perfcore.units import US_PER_MS
 
 COLUMNS_STEP = 4  # FBGEMM's kernels read rows in pieces of four columns
@@ -48,40 +47,16 @@ _TINY_FORWARD, _TINY_BACKWARD = 1, 8  # launches on counters and scans, as `perf
 _UPDATE_READ, _UPDATE_WRITTEN = 2, 1  # a dense SGD step: weight and gradient in, weight out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Splits:
-    """Ways to split tables; `(o,)` each, of one shard, all shards of an option being alike.
-
-    Attributes:
-        kinds: sharding types.
-        table: positions in the set.
-        where: a `Where`.
-        count: shards.
-        rows, dim, pooling, skew, batch: of a shard.
-        held: shards that a rank would hold if all tables were split so.
-    """
-
-    kinds: tuple[str, ...]
-    table: Ints
-    where: Ints
-    count: Ints
-    rows: Array
-    dim: Array
-    pooling: Array
-    skew: Array
-    batch: Array
-    held: Array
-
-    def of_kind(self, *kinds: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """`(o,)`: which options are of these types."""
-        return np.isin(np.array(self.kinds), kinds)
-
-
-_KernelsOf: TypeAlias = Callable[[_Splits, Training, int], list[Kernel]]
+_KernelsOf: TypeAlias = Callable[[Splits, Training, int], list[Kernel]]
 
 
 def estimated_instance(
-    tables: Sequence[EmbeddingTable], training: Training, system: System, cost: CostModel
+    tables: Sequence[EmbeddingTable],
+    training: Training,
+    system: System,
+    cost: CostModel,
+    *,
+    cache_ratios: Sequence[float] = (),
 ) -> Instance:
     """The priced options of every table on a system.
 
@@ -90,6 +65,7 @@ def estimated_instance(
         training: batch and formats of numbers.
         system: ranks, memory and links.
         cost: prices kernels of the system's device and collectives of its machines.
+        cache_ratios: tables of some size may also lie in the host's memory, behind caches of these shares of their rows.
 
     Raises:
         SpaceError: a table names no embedding_dim, or the batch does not divide by the ranks.
@@ -104,22 +80,25 @@ def estimated_instance(
         raise SpaceError(
             f"`global_batch % world_size == 0` must hold, but got {training.global_batch} and {system.world_size}."
         )
-    splits = _splits(tables, training, system)
+    splits = splits_of(tables, training, system, cache_ratios)
+    device_bytes, on_host = _bytes(splits, training, system)
     compute = np.stack(_compute_us(splits, training, cost), axis=1)
     exchange = np.stack(_exchange_us(splits, training, system, cost), axis=1)
     per_shard = np.stack([compute[:, 0], exchange[:, 0], compute[:, 1], exchange[:, 1]], axis=1) / US_PER_MS
     return Instance(
         names=tuple(t.name for t in tables),
         types=splits.kinds,
-        kernels=tuple("dense" if kind == "data_parallel" else "fused" for kind in splits.kinds),
+        kernels=splits.kernels,
         where=splits.where,
         first_option=np.searchsorted(splits.table, np.arange(len(tables) + 1)).astype(np.int64),
         first_shard=np.concatenate([[0], np.cumsum(splits.count)]).astype(np.int64),
         cost_ms=np.repeat(per_shard, splits.count, axis=0),
-        bytes=np.repeat(_bytes(splits, training, system), splits.count),
+        bytes=np.repeat(device_bytes, splits.count),
         capacity_bytes=system.device.hbm_bytes - _reserved_bytes(system),
         num_ranks=system.world_size,
         ranks_per_host=system.local_world_size,
+        host_bytes=np.repeat(on_host, splits.count) if cache_ratios else None,
+        host_capacity_bytes=system.node.host_memory_bytes if cache_ratios else np.inf,
     )
 
 
@@ -127,8 +106,8 @@ def memory_of_tables(
     tables: Sequence[EmbeddingTable], training: Training, system: System, *, capacity_bytes: float
 ) -> tuple[Problem, Labels]:
     """The same options with memory alone: what a shard costs is its share of the capacity."""
-    splits = _splits(tables, training, system)
-    bytes_ = np.repeat(_bytes(splits, training, system), splits.count)
+    splits = splits_of(tables, training, system)
+    bytes_ = np.repeat(_bytes(splits, training, system)[0], splits.count)
     problem = homogeneous(
         first_option=np.searchsorted(splits.table, np.arange(len(tables) + 1)).astype(np.int64),
         first_shard=np.concatenate([[0], np.cumsum(splits.count)]).astype(np.int64),
@@ -143,63 +122,7 @@ def memory_of_tables(
     return problem, Labels(tuple(t.name for t in tables), splits.kinds, kernels, ("memory",))
 
 
-def column_counts(dim: int, element_bytes: float, most: int) -> list[int]:
-    """Into how many equal pieces columns may be split: each a multiple of four columns and one sector at least."""
-    narrowest = max(COLUMNS_STEP, int(SECTOR_BYTES / element_bytes))
-    return [
-        k
-        for k in range(2, min(most, dim // narrowest) + 1)
-        if dim % k == 0 and (dim // k) % COLUMNS_STEP == 0
-    ]
-
-
-def _splits(tables: Sequence[EmbeddingTable], training: Training, system: System) -> _Splits:
-    rows = [
-        (t, *split) for t, table in enumerate(tables) for split in _ways(table, training, system, len(tables))
-    ]
-    kinds = tuple(r[1] for r in rows)
-    at, where, count, shard_rows, dim, parts, held = (
-        np.array([r[i] for r in rows]) for i in (0, 2, 3, 4, 5, 6, 7)
-    )
-    replicated = np.array(kinds) == "data_parallel"
-    pooling = np.array([t.pooling_factor for t in tables])[at] / parts
-    return _Splits(
-        kinds=kinds,
-        table=at.astype(np.int64),
-        where=where.astype(np.int64),
-        count=count.astype(np.int64),
-        rows=shard_rows.astype(np.float64),
-        dim=dim.astype(np.float64),
-        pooling=pooling,
-        skew=np.array([t.skew for t in tables])[at],
-        batch=np.where(replicated, training.global_batch / system.world_size, float(training.global_batch)),
-        held=np.maximum(held, 1.0),
-    )
-
-
-def _ways(
-    table: EmbeddingTable, training: Training, system: System, tables: int
-) -> Iterator[tuple[str, Where, int, int, int, int, float]]:
-    """Type, where, shards, rows and columns of a shard, parts of the rows, shards a rank would hold."""
-    rows, dim = table.num_embeddings, int(table.embedding_dim or 0)
-    ranks, local = system.world_size, system.local_world_size
-    yield "table_wise", Where.ANY, 1, rows, dim, 1, tables / ranks
-    if ranks == 1:
-        return
-    element = storage_bytes(training.table_precision)
-    for k in column_counts(dim, element, ranks):
-        yield "column_wise", Where.ANY, k, rows, dim // k, 1, tables * k / ranks
-    if rows >= ranks:
-        yield "row_wise", Where.ALL, ranks, -(-rows // ranks), dim, ranks, tables
-    if ranks > local > 1 and rows >= local:
-        part, hosts = -(-rows // local), ranks // local
-        yield "table_row_wise", Where.HOST, local, part, dim, local, tables / hosts
-        for k in column_counts(dim, element, hosts):
-            yield "grid_shard", Where.HOST, k * local, part, dim // k, local, tables * k / hosts
-    yield "data_parallel", Where.ALL, ranks, rows, dim, 1, tables
-
-
-def _compute_us(splits: _Splits, training: Training, cost: CostModel) -> tuple[Array, Array]:
+def _compute_us(splits: Splits, training: Training, cost: CostModel) -> tuple[Array, Array]:
     """`(o,)` forward and backward µs: what the shard adds to its kernels, and its share of their floors."""
     forward, backward = (
         _shared(_forward_kernels, splits, training, cost),
@@ -217,7 +140,7 @@ def _compute_us(splits: _Splits, training: Training, cost: CostModel) -> tuple[A
     return np.where(idle, 0.0, forward), np.where(idle, 0.0, backward)
 
 
-def _shared(kernels: _KernelsOf, splits: _Splits, training: Training, cost: CostModel) -> Array:
+def _shared(kernels: _KernelsOf, splits: Splits, training: Training, cost: CostModel) -> Array:
     """`(o,)`: the second of two equal shards costs its traffic, the first the launch's floor as well."""
     one, two = (sum(cost.predict_us(kernels(splits, training, copies))) for copies in (1, 2))
     added = np.maximum(two - np.asarray(one), 0.0)
@@ -225,15 +148,37 @@ def _shared(kernels: _KernelsOf, splits: _Splits, training: Training, cost: Cost
     return shared
 
 
-def _forward_kernels(splits: _Splits, training: Training, copies: int) -> list[Kernel]:
+def _forward_kernels(splits: Splits, training: Training, copies: int) -> list[Kernel]:
     lookups, index = splits.batch * splits.pooling * copies, float(training.index_dtype.bytes)
     return [
+        *_prefetch_kernels(splits, training, copies),
         Elementwise("bounds_check_indices", lookups, lookups * index, 0.0),
         EmbeddingForward(**_dims(splits, training, copies), batched=True, index_bytes=index),
     ]
 
 
-def _backward_kernels(splits: _Splits, training: Training, copies: int) -> list[Kernel]:
+def _prefetch_kernels(splits: Splits, training: Training, copies: int) -> list[Kernel]:
+    """What fills the caches of tables in the host's memory before their rows are looked up."""
+    cached = splits.cache_ratio < 1
+    if not cached.any():
+        return []
+    dims, index = _dims(splits, training, copies), float(training.index_dtype.bytes)
+    lookups = splits.batch * splits.pooling * cached * copies
+    most = np.minimum(lookups, splits.rows * copies)
+    return [
+        Elementwise("linearize_cache_indices", lookups, lookups * index, lookups * index),
+        Sort(lookups, index, pairs=False),
+        Elementwise("run_length_encode", lookups, lookups * index, lookups * index),
+        Elementwise(
+            "lru_cache_find_uncached", most * cached, most * cached * index, most * cached * INT32_BYTES
+        ),
+        Sort(most * cached, INT32_BYTES),
+        CachePopulate(**dims | {"rows": dims["rows"] * cached[:, None]}),
+        Elementwise("lxu_cache_lookup", lookups, lookups * index, lookups * INT32_BYTES),
+    ]
+
+
+def _backward_kernels(splits: Splits, training: Training, copies: int) -> list[Kernel]:
     keys, index = splits.batch * splits.pooling * copies, float(training.index_dtype.bytes)
     dims, dense = _dims(splits, training, copies), splits.of_kind("data_parallel")
     fused, unfused = (dims | {"rows": dims["rows"] * chosen[:, None]} for chosen in (~dense, dense))
@@ -249,15 +194,15 @@ def _backward_kernels(splits: _Splits, training: Training, copies: int) -> list[
     ]
 
 
-def _dims(splits: _Splits, training: Training, copies: int) -> dict[str, Array]:
+def _dims(splits: Splits, training: Training, copies: int) -> dict[str, Array]:
     """`(o, copies)`: each option a rank whose table-batched kernel has so many equal tables."""
-    names = ("batch", "rows", "pooling", "dim", "skew")
+    names = ("batch", "rows", "pooling", "dim", "skew", "cache_ratio")
     size = np.asarray(storage_bytes(training.table_precision))
     values = {n: np.repeat(getattr(splits, n)[:, None], copies, axis=1) for n in names}
     return values | {"element_bytes": size}
 
 
-def _exchange_us(splits: _Splits, training: Training, system: System, cost: CostModel) -> tuple[Array, Array]:
+def _exchange_us(splits: Splits, training: Training, system: System, cost: CostModel) -> tuple[Array, Array]:
     """`(o,)` forward and backward µs of indices out, pooled rows back, and their gradients."""
     forward, backward = np.zeros(len(splits.kinds)), np.zeros(len(splits.kinds))
     ranks, local = system.world_size, system.local_world_size
@@ -311,17 +256,8 @@ def _bucketed_us(cost: CostModel, bytes_: Array, group: tuple[int, int]) -> Arra
     return np.asarray(cost.predict_us([kernel])[0] * bytes_ / np.maximum(bucket, 1.0))
 
 
-def _bytes(splits: _Splits, training: Training, system: System) -> Array:
-    """`(o,)` device memory of a shard by the account of `perfcore.memory`: weights, optimizer state, buffers."""
-    row_split = splits.of_kind("row_wise", "table_row_wise", "grid_shard")
-    replicated = splits.of_kind("data_parallel")
-    fields = {n: getattr(splits, n)[:, None, None] for n in ("rows", "dim", "pooling", "skew")}
-    shards = Shards(
-        **fields,
-        pooled=(~row_split & ~replicated)[:, None, None],
-        row_split=row_split[:, None, None],
-        replicated=replicated[:, None, None],
-    )
+def _bytes(splits: Splits, training: Training, system: System) -> tuple[Array, Array]:
+    """`(o,)` device and host memory of a shard by the account of `perfcore.memory`: weights, optimizer state, buffers."""
     one = np.ones((1, 1))
     dims = Dims(
         global_batch=one * training.global_batch,
@@ -332,7 +268,7 @@ def _bytes(splits: _Splits, training: Training, system: System) -> Array:
         bottom_hidden=(),
         top_hidden=(),
         cross_rank=one,
-        shards=shards,
+        shards=splits.shards(),
     )
     structure = structure_for(
         training,
@@ -342,7 +278,7 @@ def _bytes(splits: _Splits, training: Training, system: System) -> Array:
         loss=Loss.BCE,
         distributed=system.world_size > 1,
     )
-    return embedding_bytes(dims, structure)[:, 0]
+    return embedding_bytes(dims, structure)[:, 0], host_bytes(dims, structure)[:, 0]
 
 
 def _reserved_bytes(system: System) -> float:

@@ -3,7 +3,8 @@
 The format is JSON, plain or gzipped: `ws` ranks, `lws` ranks per machine, `cap` GiB per rank, and `tables`, a list of lists of
 options with `type`, `kernel`, `part` (`uniform`, `device`, `host`) and `sh`, the shards: `[forward compute ms, forward communication
 ms, backward compute ms, backward communication ms, GiB]`. Optional: `names`, one a table; and in an option `n`, how many equal
-shards each entry of `sh` stands for, so that a table on every rank of 1,024 is one entry.
+shards each entry of `sh` stands for, so that a table on every rank of 1,024 is one entry. A sixth number of a shard is GiB of its
+machine's memory, of which `hcap` GiB may be used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from dse.placement.problem import Array, Ints, Problem, Where, homogeneous
 from perfcore.units import BYTES_PER_GIB
 
 COSTS = ("forward compute", "forward communication", "backward compute", "backward communication")
-_FIELDS = len(COSTS) + 1  # and memory
+_FIELDS = (len(COSTS) + 1, len(COSTS) + 2)  # and memory; and the machine's
 _MAX_REPEATS = 65_536  # as many ranks as a system may have
 _ON_ALL_OF_A_HOST = ("table_row_wise", "grid_shard")
 _COMPUTE, _COMMUNICATION = (0, 2), (1, 3)
@@ -56,6 +57,8 @@ class Instance:
         capacity_bytes: what a rank can give to tables.
         num_ranks: ranks.
         ranks_per_host: ranks of a machine.
+        host_bytes: `(s,)` memory of the shard's machine; `None` where no table lies there.
+        host_capacity_bytes: what a machine can give to tables.
     """
 
     names: tuple[str, ...]
@@ -69,10 +72,12 @@ class Instance:
     capacity_bytes: float
     num_ranks: int
     ranks_per_host: int
+    host_bytes: Array | None = None
+    host_capacity_bytes: float = np.inf
 
     def problem(self, objective: Objective) -> Problem:
         """The instance as the solver's problem, in ms."""
-        return homogeneous(
+        problem = homogeneous(
             first_option=self.first_option,
             first_shard=self.first_shard,
             where=self.where,
@@ -82,6 +87,10 @@ class Instance:
             num_ranks=self.num_ranks,
             ranks_per_host=self.ranks_per_host,
         )
+        if self.host_bytes is None:
+            return problem
+        machines = np.full(self.num_ranks // self.ranks_per_host, self.host_capacity_bytes)
+        return replace(problem, host_bytes=self.host_bytes, host_capacity_bytes=machines)
 
     def events(self, objective: Objective) -> tuple[str, ...]:
         """What the terms of an objective's problem are called."""
@@ -137,6 +146,8 @@ def instance_of_json(data: Any) -> Instance:
         raise SpaceError(f"`ws` must be a positive multiple of `lws`, but got ws={ranks!r}, lws={local!r}.")
     if not isinstance(data["cap"], (int, float)) or not np.isfinite(data["cap"]):
         raise SpaceError(f"`cap` must be a number of GiB, but got {data['cap']!r}.")
+    if not isinstance(data.get("hcap", 0), (int, float)) or not float(data.get("hcap", 0)) >= 0:
+        raise SpaceError(f"`hcap` must be a number of GiB >= 0, but got {data['hcap']!r}.")
     if not isinstance(tables, list) or not tables:
         raise SpaceError("An instance needs at least one table, but `tables` is empty.")
     names = data.get("names") or [f"table_{i}" for i in range(len(tables))]
@@ -157,11 +168,13 @@ def instance_of_json(data: Any) -> Instance:
         where=np.array([o[2] for o in options], dtype=np.int64),
         first_option=_starts([len(t) for t in tables]),
         first_shard=_starts([len(o[3]) for o in options]),
-        cost_ms=np.ascontiguousarray(shards[:, :-1]),
-        bytes=shards[:, -1] * BYTES_PER_GIB,
+        cost_ms=np.ascontiguousarray(shards[:, : len(COSTS)]),
+        bytes=shards[:, len(COSTS)] * BYTES_PER_GIB,
         capacity_bytes=float(data["cap"]) * BYTES_PER_GIB,
         num_ranks=ranks,
         ranks_per_host=local,
+        host_bytes=shards[:, -1] * BYTES_PER_GIB if shards[:, -1].any() else None,
+        host_capacity_bytes=float(data.get("hcap", np.inf)) * BYTES_PER_GIB,
     )
 
 
@@ -173,7 +186,8 @@ def write_instance(instance: Instance, path: Path) -> None:
 
 def json_of_instance(instance: Instance) -> dict[str, Any]:
     """The format's plain values; `instance_of_json` is its inverse."""
-    shards = np.column_stack([instance.cost_ms, instance.bytes / BYTES_PER_GIB])
+    memory = [instance.bytes] if instance.host_bytes is None else [instance.bytes, instance.host_bytes]
+    shards = np.column_stack([instance.cost_ms, *(b / BYTES_PER_GIB for b in memory)])
     starts, counts = _runs(shards, instance.first_shard)
     rows, at = shards[starts].tolist(), np.searchsorted(starts, instance.first_shard)
     options = [
@@ -181,7 +195,12 @@ def json_of_instance(instance: Instance) -> dict[str, Any]:
         for o in range(len(instance.types))
     ]
     first = instance.first_option
-    return {
+    host = (
+        {"hcap": instance.host_capacity_bytes / BYTES_PER_GIB}
+        if np.isfinite(instance.host_capacity_bytes)
+        else {}
+    )
+    return host | {
         "ws": instance.num_ranks,
         "lws": instance.ranks_per_host,
         "cap": instance.capacity_bytes / BYTES_PER_GIB,
@@ -224,12 +243,14 @@ def _option(data: Any, where: str, ranks: int, local: int) -> tuple[str, str, Wh
         shards = np.array(data["sh"], dtype=np.float64)
     except (TypeError, ValueError):
         shards = np.zeros(0)
-    if shards.ndim != 2 or shards.shape[1] != _FIELDS or not len(shards):
+    if shards.ndim != 2 or shards.shape[1] not in _FIELDS or not len(shards):
         raise SpaceError(
-            f"Shards are lists of {_FIELDS} numbers, but those of {where} have the shape {shards.shape}."
+            f"Shards are lists of {_FIELDS[0]} or {_FIELDS[1]} numbers, but those of {where} have the shape {shards.shape}."
         )
     if not (np.isfinite(shards).all() and (shards >= 0).all()):
         raise SpaceError(f"Costs and memory must be finite and >= 0, but those of {where} are not.")
+    if shards.shape[1] < _FIELDS[1]:
+        shards = np.pad(shards, ((0, 0), (0, 1)))
     if "n" in data:
         shards = np.repeat(shards, _counts(data["n"], len(shards), where), axis=0)
     placed = _placed(str(data["part"]), str(data["type"]), where)

@@ -84,8 +84,9 @@ def _of_all(problem: Problem) -> Shortage | None:
     there = float(np.maximum(problem.capacity_bytes, 0.0).sum())
     if needed <= there:
         return None
+    ranks = f"the {problem.num_ranks} ranks have" if problem.num_ranks > 1 else "the rank has"
     return Shortage(
-        f"All tables together need {_gib(needed)} at least, but the {problem.num_ranks} ranks have {_gib(there)} for them: "
+        f"All tables together need {_gib(needed)} at least, but {ranks} {_gib(there)} for them: "
         f"{_gib(needed - there)} are missing.",
         needed - there,
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dse.errors import SpaceError
-from dse.placement.estimate import column_counts, estimated_instance
-from dse.placement.instance import Instance
+from dse.placement.estimate import estimated_instance
+from dse.placement.instance import Instance, Objective, read_instance, write_instance
 from dse.placement.problem import Where
+from dse.placement.splits import column_counts
 from dse.resolve import system_named
 from perfcore.design.model import EmbeddingTable
 from perfcore.design.training import Training
@@ -134,3 +136,40 @@ def test_what_cannot_be_priced() -> None:
     cost = profile_for(system.device, system.node).cost_model()
     with pytest.raises(SpaceError, match="global_batch % world_size == 0"):
         estimated_instance(TABLES, Training(global_batch=100), system, cost)
+
+
+def test_large_tables_may_lie_in_host_memory_behind_a_cache(tmp_path: Path) -> None:
+    tables = [
+        EmbeddingTable("large", 40_000_000, 3.0, 1.0, 128),
+        EmbeddingTable("small", 1000, 3.0, 1.0, 128),
+    ]
+    system = system_named("dgx-a100-80gb", world_size=8)
+    cost = profile_for(system.device, system.node).cost_model()
+    training = Training(global_batch=8192)
+    instance = estimated_instance(tables, training, system, cost, cache_ratios=(0.1, 0.5))
+    assert instance.host_bytes is not None
+    by_kernel = {}
+    for o in range(instance.first_option[1]):
+        if instance.types[o] == "table_wise":
+            at = instance.first_shard[o]
+            by_kernel[instance.kernels[o]] = (
+                instance.cost_ms[at].sum(), instance.bytes[at] / 2**30, instance.host_bytes[at] / 2**30,
+            )  # fmt: skip
+    whole, half, tenth = (by_kernel[k] for k in ("fused", "fused_uvm_caching@0.5", "fused_uvm_caching@0.1"))
+    assert whole[0] < half[0] < tenth[0]
+    assert whole[1] > half[1] > tenth[1]
+    assert (whole[2], half[2], tenth[2]) == (
+        0,
+        pytest.approx(19.07, abs=0.01),
+        pytest.approx(19.07, abs=0.01),
+    )
+    assert not any(
+        "uvm" in k for k in instance.kernels[instance.first_option[1] :]
+    )  # too small to be worth it
+    write_instance(instance, tmp_path / "x.json.gz")
+    back = read_instance(tmp_path / "x.json.gz")
+    assert back.host_bytes == pytest.approx(instance.host_bytes)
+    assert back.host_capacity_bytes == pytest.approx(system.node.host_memory_bytes)
+    problem = back.problem(Objective.CRITICAL_PATH)
+    assert problem.host_capacity_bytes.tolist() == [pytest.approx(system.node.host_memory_bytes)]
+    assert problem.host_bytes.sum() == pytest.approx(instance.host_bytes.sum())
