@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dse.placement.instance import Instance, Objective
 from dse.placement.problem import Assignment, Problem, loads_of
 from dse.placement.torchrec.assigned import Choice, assignment_of_choices, plan_of_assignment, price_ms
-from dse.placement.torchrec.comparison import ITERATION, OURS, THEIRS, Comparison, PricedPlan, Tried
+from dse.placement.torchrec.comparison import DEFAULT, ITERATION, OURS, THEIRS, Comparison, PricedPlan, Tried
 from dse.placement.torchrec.estimate import estimate
 from dse.placement.torchrec.job import Job, job_of
 from dse.placement.torchrec.packages import require
@@ -55,7 +55,7 @@ def compare(
     Args:
         job: tables, batch and machine.
         column_widths: narrowest column pieces; TorchRec runs once with each, the solver has all of their options.
-        torchrec_time_s: how long TorchRec's planner may try its settings; half of it is for its default.
+        torchrec_time_s: how long TorchRec's planner may try its settings; its default is among them.
         time_limit_s: of the solver, for each objective.
         seed: of the solver.
 
@@ -124,11 +124,11 @@ def _torchrec(job: Job, column_widths: Sequence[int | None], time_limit_s: float
 def _their_prices(run: _Run) -> list[tuple[PricedPlan, Assignment]]:
     """TorchRec's default answer, then the best plans of all settings by rating and by critical path."""
     priced = []
-    default = run.assignments[0][0]
-    if default is not None:
-        priced.append(
-            (_priced(run, THEIRS, Objective.RATING, "default", default, run.found[0].wall_s), default)
-        )
+    default = next(i for i, found in enumerate(run.found) if found.setting == DEFAULT)
+    answer = run.assignments[default][0]
+    if answer is not None:
+        wall_s = run.found[default].wall_s
+        priced.append((_priced(run, THEIRS, Objective.RATING, DEFAULT, answer, wall_s), answer))
     spent_s = sum(f.wall_s for f in run.found)
     for objective in Objective:
         best = run.best(objective)

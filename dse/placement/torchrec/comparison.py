@@ -9,6 +9,7 @@ from dse.placement.instance import Objective
 
 OURS, THEIRS = "dlrm-dse", "torchrec"
 ITERATION = "iteration_time"
+DEFAULT = "default"  # TorchRec's planner as it comes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dse.placement.torchrec.assigned import (  # noqa: E402
     plan_of_assignment,
     price_ms,
 )
-from dse.placement.torchrec.comparison import OURS, THEIRS  # noqa: E402
+from dse.placement.torchrec.comparison import DEFAULT, OURS, THEIRS  # noqa: E402
 from dse.placement.torchrec.run_planner import plans_of  # noqa: E402
 from perfcore.design.model import EmbeddingTable  # noqa: E402
 from perfcore.design.sharding import ShardingPlan, ShardingType  # noqa: E402
@@ -113,7 +113,8 @@ def test_torchrecs_rating_is_the_one_that_its_own_model_gives():
     instance = estimate(job)
     assignment = assignment_of_choices(instance, choices)
     assert loads_of(instance.problem(Objective.RATING), assignment).objective == pytest.approx(rating_ms)
-    default = next(iter(plans_of(job, column_widths=(None,), time_limit_s=20.0)))
+    found = plans_of(job, column_widths=(None,), time_limit_s=20.0)
+    default = next(f for f in found if f.setting == DEFAULT)
     mine = loads_of(instance.problem(Objective.RATING), assignment_of_choices(instance, default.rating))
     assert mine.objective == pytest.approx(rating_ms)
 
