@@ -113,8 +113,12 @@ class DlrmBuilder:
 
     def _input_ahead(self, structure: Structure) -> list[Region]:
         """The exchanged batch is waited for, and the next one's exchange begins."""
-        parts = (("input_received", input_exchange.received), ("lengths_ahead", input_exchange.lengths_ahead))
-        return [self._region(name, build, structure.index_dtype) for name, build in parts]
+        captured = structure.fusion.launches is Launches.CUDA_GRAPH
+        dtype = structure.index_dtype
+        return [
+            self._region("input_received", input_exchange.received, dtype),
+            self._region("lengths_ahead", input_exchange.lengths_ahead, dtype, captured=captured),
+        ]
 
     def _indices_ahead(self, structure: Structure) -> list[Region]:
         """The next batch's exchange goes on after the forward pass."""

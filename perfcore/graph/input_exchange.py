@@ -5,7 +5,8 @@ Bags have fixed lengths, so the sizes of every exchange are known to the host, a
 `pipelined` communication does it as TorchRec's `TrainPipelineSparseDist.progress` does. While the device works on batch
 `i`, the batch `i + 2` is copied to it, and the batch `i + 1` is exchanged, on streams of their own: the lengths set out
 before the forward pass, the indices after it, and they are waited for at the start of the next iteration. Both streams
-are one here: neither waits for the other's latest work but what is an iteration old.
+are one here: a batch is put into order after its own copy, which was called an iteration before, and before the next
+copy. A CUDA graph's launch stands after the next copy, so there the compute stream puts the batch into order.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ def exchange(sizes: Sizes, communication: Communication, index_dtype: IndexType)
     return (*send, *receive)
 
 
-def lengths_ahead(sizes: Sizes, index_dtype: IndexType) -> tuple[Op, ...]:
-    """The next batch is put into order of owners, and its lengths set out, on the stream of copies."""
-    return _send(sizes, index_dtype, stream=Stream.COPY)[:-1]
+def lengths_ahead(sizes: Sizes, index_dtype: IndexType, *, captured: bool) -> tuple[Op, ...]:
+    """The next batch is put into order of owners, and its lengths set out."""
+    return _send(sizes, index_dtype, stream=Stream.COMPUTE if captured else Stream.COPY)[:-1]
 
 
 def indices_ahead(sizes: Sizes, index_dtype: IndexType) -> tuple[Op, ...]:
-    """The next batch's indices set out."""
-    return _send(sizes, index_dtype, stream=Stream.COPY)[-1:]
+    """The next batch's indices set out; they wait for its lengths, which NCCL's stream has before them."""
+    calls = _send(sizes, index_dtype)[-1:]
+    return tuple(replace(op, launches=tuple(replace(x, after=()) for x in op.launches)) for op in calls)
 
 
 def received(sizes: Sizes, index_dtype: IndexType) -> tuple[Op, ...]:

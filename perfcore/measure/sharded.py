@@ -44,7 +44,7 @@ class ShardedDlrm(Dlrm):
         generator = torch.Generator(device).manual_seed(seed)  # equal on all ranks
         super().__init__(design, device=device, generator=generator, bags=())
         self.world, self.layout = world, layout_of(design)
-        self.overlapped = world.overlaps and design.fusion.communication is Communication.OVERLAPPED
+        self.overlapped = world.overlaps and design.fusion.communication is not Communication.SERIAL
         self.batched = design.fusion.embedding is EmbeddingFusion.TABLE_BATCHED
         self.dims, self.size = design.model.table_dims, design.training.global_batch
         self.local = design.local_batch

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfcore.design.design import Design
 from perfcore.design.sharding import ShardingType, shards_of
-from perfcore.design.training import Communication, EmbeddingFusion, Precision
+from perfcore.design.training import Communication, EmbeddingFusion, Launches, Precision
 from perfcore.graph.dlrm import graph_of
 from perfcore.graph.kernels import (
     Bucket,
@@ -176,5 +176,11 @@ def test_the_next_batch_is_exchanged_beside_this_one() -> None:
     assert streams["input_received"] == {Stream.COMPUTE}
     assert streams["lengths_ahead"] == {Stream.COPY, Stream.COMMUNICATION}
     exchange = [x for x in graph.launches() if x.stream is Stream.COMMUNICATION]
-    assert [x.after for x in exchange if Stream.COPY in x.after] == [(Stream.COPY,)] * 2
+    assert [x.after for x in exchange if Stream.COMPUTE not in x.after] == [(Stream.COPY,), ()]
+    captured = graph_of(
+        small(replace(pipelined, embedding=BATCHED.embedding, launches=Launches.CUDA_GRAPH), world_size=WORLD)
+    )
+    assert [r.name for r in captured.regions[:3]] == ["input", "input_received", "lengths_ahead"]
+    assert captured.captured_from == 1
+    assert Stream.COPY not in {x.stream for r in captured.regions[1:] for op in r.ops for x in op.launches}
     assert graph_of(small(pipelined)).regions[0].ops[0].launches[0].stream is Stream.COMPUTE  # one rank
