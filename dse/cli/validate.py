@@ -180,13 +180,12 @@ def _print(report: ValidationReport) -> None:
     title = f"{report.run} on {report.environment['device']}"
     table = Table(title=f"{title} ({', '.join(clocks)})" if clocks else title, title_justify="left")
     table.add_column("design")
-    for column in ("ranks", "predicted ms", "measured ms", "spread %", "error %", "memory MiB", "measured"):
+    for column in ("ranks", "predicted ms", "measured ms", "spread %", "error %"):
         table.add_column(column, justify="right")
     table.add_column("status")
     for d in report.designs:
         numbers = [_number(v) for v in (d.predicted_ms, d.measured_ms, d.spread_pct, d.error_pct)]
-        memory = [_mib(d.memory_gib.predicted), _mib(d.memory_gib.measured)]
-        table.add_row(d.name, str(d.ranks), *numbers, *memory, d.status)
+        table.add_row(d.name, str(d.ranks), *numbers, d.status)
     console = Console()
     console.print(table)
     worst = _worst(report)
@@ -204,6 +203,11 @@ def _print(report: ValidationReport) -> None:
     )
     if report.why:
         console.print(f"The worst, {report.why}.", highlight=False, markup=False)
+    console.print(
+        "Memory and the ops of every design: `dse report` on the run, or its validation.json.",
+        highlight=False,
+        markup=False,
+    )
     if report.within_tolerance:
         console.print(_verdict(report), highlight=False)
 
@@ -224,10 +228,6 @@ def _classes(design: ValidatedDesign) -> Table:
     for name, pair in design.op_classes_ms.items():
         table.add_row(name, _number(pair.predicted), _number(pair.measured))
     return table
-
-
-def _mib(gib: float | None) -> str:
-    return "–" if gib is None else f"{gib * 1024:.0f}"
 
 
 def _remarks(report: ValidationReport) -> dict[str, list[str]]:

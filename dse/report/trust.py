@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dse.report.breakdown import Breakdowns, KnownErrors
 from dse.report.data import RunFiles
 from dse.report.markup import escaped, table_of
+from dse.report.measured import measured_section
 from dse.report.words import number
 
 MEANING = {
@@ -20,7 +18,7 @@ MEANING = {
 def trust_section(run: RunFiles, found: Breakdowns) -> str:
     """HTML: on what the times rest, the profile's held-out errors, and a validation if there is one."""
     parts = [_basis(found), _errors(found.errors)]
-    parts.append(_validation(run.validation) if run.validation else _no_validation())
+    parts.append(measured_section(run.validation) if run.validation else _no_validation())
     return "".join(parts)
 
 
@@ -71,34 +69,3 @@ def _no_validation() -> str:
         "<h3>Measured designs</h3><p>None of these designs has been run. <code>dse validate</code> trains the best ones on a "
         "real device and puts measured times beside predicted ones, here.</p>"
     )
-
-
-def _validation(found: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            escaped(str(d["name"])),
-            _ms(d.get("predicted_ms")),
-            _ms(d.get("measured_ms")),
-            _error(d.get("predicted_ms"), d.get("measured_ms")),
-            escaped(str(d.get("detail") or "; ".join(d.get("notes") or ()) or d.get("status", ""))),
-        ]
-        for d in found.get("designs", ())
-    ]
-    totals = [("MAPE", "mape_pct", " %"), ("GMAE", "gmae_pct", " %"), ("Kendall's tau", "kendall_tau", "")]
-    said = ", ".join(
-        f"{n} {number(float(found[k]), digits=3)}{u}" for n, k, u in totals if found.get(k) is not None
-    )
-    head = ["design", "predicted (ms)", "measured (ms)", "error (%)", ""]
-    return (
-        f"<h3>Measured on {escaped(str(found.get('device', '?')))}</h3><p>{said or 'Nothing could be measured'}. "
-        f"Predicted from {escaped(str(found.get('prediction', 'the profile')))}.</p>"
-        f"<div class='scroll'>{table_of(head, rows, numeric=(1, 2, 3))}</div>"
-    )
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else number(value)
-
-
-def _error(predicted: float | None, measured: float | None) -> str:
-    return "–" if predicted is None or not measured else f"{100 * (predicted / measured - 1):+.1f}"

@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class OpClass(StrEnum):
-    """What an op is for; every op is of one class."""
+    """What an op is for; every op is of one class. Gradients of lookups, with what they update, are `UPDATES`."""
 
     PRODUCTS = "matrix products"
     LOOKUPS = "lookups"
-    UPDATES = "lookup gradients and row updates"
+    UPDATES = "table updates"
     DENSE_OPTIMIZER = "dense optimizer"
     COMMUNICATION = "communication"
-    REST = "pointwise, copies and the rest"
+    REST = "pointwise and the rest"
 
 
 COLLECTIVES = ("collective: ", "c10d::", "gloo:", "nccl:", "record_param_comms")
