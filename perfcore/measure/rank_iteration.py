@@ -94,7 +94,9 @@ def measure_rank(
 def _rank_notes(design: Design, world: World) -> list[str]:
     notes = [f"{world.size} processes that share this machine's cores"] if not world.overlaps else []
     if design.fusion.communication is Communication.PIPELINED:
-        notes.append("every batch exchanged in its own iteration: the pipeline over batches is predicted only")
+        notes.append(
+            "every batch exchanged in its own iteration: the pipeline over batches is predicted only"
+        )
     if design.fusion.communication is not Communication.SERIAL and not world.overlaps:
         notes.append("every collective waited for at once: on a CPU nothing runs beside the host")
     return notes

@@ -74,7 +74,9 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         k.EmbeddingBackward: HostedModel(
             formula(embedding.backward, "embedding_update", sum_tables=True), host.update
         ),
-        k.CachePopulate: FormulaModel(host.populate, sum_tables=True),
+        k.CachePopulate: FormulaModel(
+            host.populate, Calibration.ANALYTIC, _spread(entries.section("memcpy_host")), sum_tables=True
+        ),
         k.SparseUpdate: formula(embedding.sparse_update, "embedding_update"),
         k.Collective: _collectives(profile, folder, node),
     }

@@ -182,3 +182,11 @@ def test_the_even_plan_keeps_to_its_policy(policy: str, kinds: set[ShardingType]
             for r in range(3)
         ]
         assert sorted(loads) == [70, 70, 70]
+
+
+def test_the_even_plan_splits_rows_on_one_machine_each() -> None:
+    tables = tuple(EmbeddingTable(f"t{i}", 10 * (i + 1)) for i in range(4))
+    model = Model(13, tables, 8, (16,), (16,))
+    plan = even_plan(model, policy="table_row_wise", world_size=4, local_world_size=2)
+    assert {t.type for t in plan.tables} == {ShardingType.TABLE_ROW_WISE}
+    assert [t.ranks for t in plan.tables] == [(0, 1), (2, 3), (2, 3), (0, 1)]  # largest first, to the emptier
