@@ -85,7 +85,7 @@ def _headline(console: Console, report: PlanReport) -> None:
 
 
 def _events(report: PlanReport) -> _Part:
-    order = [e for e in report.load_ms.max(axis=0).argsort(kind="stable")[::-1] if report.load_ms[:, e].any()]
+    order = [*report.used_events]
     rows = []
     for e in order[:MAX_EVENTS]:
         load = report.load_ms[:, e]

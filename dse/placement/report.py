@@ -16,6 +16,7 @@ from perfcore.units import BYTES_PER_GIB
 
 EXPLAINED = 100  # tables whose alternatives are priced by default: the dearest ones
 _SLOWEST = 1 - 1e-9
+_NOTHING = 1e-9  # relative; less is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,13 @@ class PlanReport:
     def dearest(self) -> tuple[TableLine, ...]:
         """Tables by what they add to a rank, most first."""
         return tuple(sorted(self.tables, key=lambda t: -t.rank_ms))
+
+    @property
+    def used_events(self) -> tuple[int, ...]:
+        """Positions of the events that take time, longest first."""
+        longest = self.load_ms.max(axis=0)
+        order = np.argsort(-longest, kind="stable")
+        return tuple(int(e) for e in order if longest[e] > _NOTHING * max(float(longest.sum()), _NOTHING))
 
     @property
     def rest_ms(self) -> float:

@@ -125,7 +125,7 @@ def _heat_note(report: PlanReport) -> str:
 def _heat(report: PlanReport) -> str:
     import plotly.graph_objects as go
 
-    order = _used(report)[::-1]
+    order = [*(report.used_events or (0,))][::-1]
     names = [report.events[e] for e in order]
     figure = go.Figure(
         go.Heatmap(
@@ -151,15 +151,9 @@ def _events_note(report: PlanReport) -> str:
     return said + "What the other ranks wait for is the difference to the second."
 
 
-def _used(report: PlanReport) -> list[int]:
-    """Events that take time, longest first."""
-    longest = report.load_ms.max(axis=0)
-    return [int(e) for e in np.argsort(-longest, kind="stable") if longest[e] > 0] or [0]
-
-
 def _events(report: PlanReport) -> str:
     rows = []
-    for e in _used(report):
+    for e in report.used_events:
         load = report.load_ms[:, e]
         slowest = np.flatnonzero(load >= load.max() * (1 - 1e-9))
         who = "all alike" if len(slowest) == len(load) else _some([str(r) for r in slowest], most=6)
