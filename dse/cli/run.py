@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TOP_ROWS = 12
 NARROW, WIDE = 120, 160  # columns
-ALSO_SHOWN = ("iteration_time_ms", "samples_per_second", "hbm_gib")
+ALSO_SHOWN = ("iteration_time_ms", "samples_per_second", "hbm_gib", "certified_gap_pct")
 HEADS = {
     "time_per_sample_us": "µs per sample",
     "time_per_sample_ns": "ns per sample",
@@ -23,6 +23,7 @@ HEADS = {
     "iteration_time_ms": "ms per iteration",
     "samples_per_second": "samples per s",
     "hbm_gib": "GiB",
+    "certified_gap_pct": "gap % of placement",
 }
 # What a setting is called in a line; nothing where its value says it all.
 SHORT = {
@@ -159,7 +160,9 @@ def _table(done: RunSummary, *, narrow: bool) -> object:
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("", justify="right")
     for metric in metrics:
-        table.add_column(HEADS.get(metric, METRICS[metric].label), justify="right", max_width=12)
+        table.add_column(
+            HEADS[metric] if metric in HEADS else METRICS[metric].label, justify="right", max_width=12
+        )
     table.add_column("design", ratio=1)
     shared = _shared(done)
     for i in spread(len(front), front.knee, TOP_ROWS):

@@ -36,6 +36,7 @@ from dse.report.words import (
     number,
     setting,
 )
+from dse.search.outputs import GAP
 
 MAX_BARS = 6
 MAX_ROWS = 25
@@ -46,6 +47,7 @@ CARD_METRICS = (
     "hours_per_epoch",
     "cost_per_epoch_usd",
     QUALITY,
+    GAP,
 )
 
 

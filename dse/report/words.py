@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dse.objective import METRICS
+from dse.search.outputs import GAP
 
 SHORT = {
     "system.world_size": "GPUs",
@@ -45,9 +46,13 @@ def gib(value: float) -> str:
     return "<0.001" if 0 < value < _LEAST_GIB else number(value, digits=3)
 
 
+# Columns that are no metrics: nothing is made small or large by them.
+_OTHERS = {GAP: "certified gap of the placement (%)"}
+
+
 def label(metric: str) -> str:
     """What people call a metric, with its unit."""
-    return METRICS[metric].label if metric in METRICS else metric
+    return METRICS[metric].label if metric in METRICS else _OTHERS.get(metric, metric)
 
 
 def name_and_value(metric: str, value: float) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from dse.constraints import margins_of
 from dse.grid import Grid, grid_of
 from dse.objective import metrics_of, objective_values
 from dse.placement import Planner
+from dse.placement.design_gap import DesignBounds
 from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
@@ -25,6 +26,7 @@ from dse.space import SearchSpace
 from dse.study_config import StudyConfig
 from perfcore.bulk import BulkPredictor, BulkTables
 from perfcore.memory import memory_terms
+from perfcore.predictor import Predictor
 from perfcore.profile.profile import Profile, load_profile, profile_for
 
 
@@ -140,6 +142,15 @@ class SpacePricing:
     def design_text(self, codes: NDArray[Any]) -> str:
         """The design file of one candidate, `(a,)` codes."""
         return dump_design(design_of(self.config.space, codes, self._place))
+
+    def gaps_pct(self, codes: Codes, time_us: Array) -> Array:
+        """`(k,)` by how much a better placement could at most shorten the iterations of `(k, a)` candidates.
+
+        In percent of the bound that no placement goes below; 0 on one rank.
+        """
+        designs = [design_of(self.config.space, row, self._place) for row in codes]
+        lower_us = DesignBounds(Predictor(self._loaded)).lower_us(designs, time_us)
+        return np.asarray(100.0 * (time_us / lower_us - 1.0))
 
     @cached_property
     def _place(self) -> Place:

@@ -24,6 +24,7 @@ PARETO = "pareto.csv"
 CANDIDATES = "candidates.csv"
 DESIGNS = "designs"
 MAX_HYPERVOLUME_OBJECTIVES = 3
+GAP = "certified_gap_pct"  # by how much a better placement could at most shorten the iteration, in percent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from dse.search.lock import run_lock
 from dse.search.outputs import (
     CANDIDATES,
     DESIGNS,
+    GAP,
     PARETO,
     Front,
     covered,
@@ -35,11 +36,12 @@ from dse.search.outputs import (
     write_designs,
     write_pareto,
 )
-from dse.search.protocol import Evaluation, EvaluatorFactory, Executor
+from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory, Executor
 from dse.search.request import Plan, RunRequest, manifest_of, plan_run
 from dse.search.storage import JOURNAL, Existing, StudyStorage
 from dse.search.study import Progress, StudyResult, run_study
 from dse.study_config import StudyConfig, load_space, on_profile
+from perfcore.units import US_PER_MS
 
 
 class Pricing(Protocol):
@@ -59,6 +61,9 @@ class Pricing(Protocol):
 
     def design_text(self, codes: np.ndarray[Any, Any]) -> str:
         """The design file of one candidate, `(a,)` codes."""
+
+    def gaps_pct(self, codes: Codes, time_us: Array) -> Array:
+        """`(k,)` certified gaps of the placements of `(k, a)` candidates with these iteration times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +203,7 @@ def _finished(
     wall_s: float,
     request: RunRequest,
 ) -> RunSummary:
-    front = front_of(config.space, result.codes, result.evaluation, designs=request.designs)
+    front = front_of(config.space, result.codes, _with_gaps(result, pricing), designs=request.designs)
     summary = _summary(config, result, front, run_dir, wall_s)
     counts = {
         k: summary[k] for k in ("space_size", "trials", "candidates_evaluated", "feasible", "front_size")
@@ -209,8 +214,23 @@ def _finished(
     write_pareto(front, [a.name for a in config.space.axes], run_dir)
     if result.picture is not None:
         write_candidates(config.space, *result.picture, run_dir)
-    write_designs(front, lambda index: pricing.design_text(result.codes[index]), run_dir)
+    write_designs(front, lambda i: _design_text(front, i, pricing.design_text(result.codes[i])), run_dir)
     return RunSummary(run_dir, front, config, summary)
+
+
+def _with_gaps(result: StudyResult, pricing: Pricing) -> Evaluation:
+    """The front's evaluation with the certified gap of each placement among its metrics."""
+    evaluation = result.evaluation
+    if not len(result.codes):
+        return evaluation
+    time_us = evaluation.metrics["iteration_time_ms"] * US_PER_MS
+    gaps = {GAP: pricing.gaps_pct(result.codes, time_us)}
+    return replace(evaluation, metrics=dict(evaluation.metrics) | gaps)
+
+
+def _design_text(front: Front, index: int, text: str) -> str:
+    """A design's file, headed by what is proven of its placement."""
+    return f"# {GAP}: {float(front.metrics[GAP][index]):.4g}\n{text}"
 
 
 def _summary(
@@ -242,6 +262,7 @@ def _summary(
         ],
         "best": best,
         "knee": front.row(front.knee) if front.knee is not None else {},
+        "front": [front.row(i) for i in range(len(front))],
     }
 
 

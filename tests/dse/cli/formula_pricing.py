@@ -71,6 +71,9 @@ class FormulaPricing:
     def design_text(self, codes):
         return str(settings_at(self.config.space, codes))
 
+    def gaps_pct(self, codes, time_us):
+        return np.zeros(len(codes))
+
 
 def formula_pricing(config, profile):
     return FormulaPricing(config, profile or "formula")
