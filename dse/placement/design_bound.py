@@ -61,9 +61,21 @@ class Terms:
     base: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """A bound of one design of a class, and the cuts that it rests on."""
+
+    lower_us: float
+    number: int
+    cuts: tuple[Cut, ...]
+
+
 @dataclass(eq=False)
 class ClassBound:
     """The linear program of one class, which grows by cuts.
+
+    One program serves n designs with the same steps, which differ in constants: a design's bound is that of another plus
+    the least that the constants of the cuts it rests on grow by, since then every cut grows by as much.
 
     Attributes:
         kinds: positions in `FLAGS`.
@@ -72,10 +84,9 @@ class ClassBound:
         costs: of all probes.
         cost: prices collectives.
         capacity_bytes: of all ranks together.
-        lower_us: the bound so far; infinite where the class has no plan.
-        shares: `(o,)` the solution.
-        cuts: so far.
-        settled: no cut says more.
+        shares: `(w,)` the last solution.
+        cuts: so far, with the constants of the first design.
+        feasible: the class has a plan, as far as the linear program can tell.
     """
 
     kinds: tuple[int, ...]
@@ -84,20 +95,43 @@ class ClassBound:
     costs: ShardCosts
     cost: CostModel
     capacity_bytes: float
-    lower_us: float = 0.0
     shares: Array = field(default_factory=lambda: np.empty(0))
     cuts: list[Cut] = field(default_factory=list)
-    settled: bool = False
-    _rounds: int = 0
+    feasible: bool = True
+    _proofs: list[_Proof] = field(default_factory=list)
+    _settled: set[int] = field(default_factory=set)
+    _rounds: dict[int, int] = field(default_factory=dict)
     _terms: dict[Key, Terms] = field(default_factory=dict)
     _hulls: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+
+    @property
+    def lower_us(self) -> float:
+        """The bound so far; infinite where the class has no plan."""
+        return self.lower_of(0)
+
+    def lower_of(self, number: int) -> float:
+        """Likewise of one of the designs."""
+        if not self.feasible:
+            return np.inf
+        return max((self._transferred(p, number) for p in self._proofs), default=0.0)
+
+    def _transferred(self, proof: _Proof, number: int) -> float:
+        grown = [
+            self.program.shifted(c, number=number) - self.program.shifted(c, number=proof.number)
+            for c in proof.cuts
+        ]
+        return proof.lower_us + min(grown)
+
+    def settled(self, number: int = 0) -> bool:
+        """No cut says more of that design."""
+        return not self.feasible or number in self._settled
 
     def start(self) -> None:
         """The first cut: that of every table in the first of its ways."""
         self.shares = np.zeros(len(self.options.ways.table))
         self.shares[self.starts] = 1.0
-        self._add(self.program.cut(self.values()[0])[1])
-        self._solve()
+        self.cuts.append(self.program.cut(self.values()[0])[1])
+        self._solve(0)
 
     def values(self) -> tuple[Array, dict[int, float]]:
         """`(v,)` durations at the solution, and by variable the bytes of collectives."""
@@ -115,16 +149,19 @@ class ClassBound:
             values[i] = float(np.interp(bytes_, *self.hull(i)))
         return values, bytes_at
 
-    def refine(self) -> None:
-        """One round: the critical cycle at the solution, and the program solved anew."""
-        _, cut = self.program.cut(self.values()[0])
-        known = cut in self.cuts
-        self._rounds += 1
-        if known or self.cut_us(cut) <= self.lower_us * (1 + _TOLERANCE) or self._rounds > _MOST_ROUNDS:
-            self.settled = True
+    def refine(self, number: int = 0) -> None:
+        """One round: the critical cycle of a design at its solution, and the program solved anew."""
+        rounds = self._rounds[number] = self._rounds.get(number, 0) + 1
+        if number and rounds == 1:
+            self._solve(number)
+        _, found = self.program.cut(self.values()[0], number=number)
+        cut = replace(found, constant_us=self.program.shifted(found, number=0, of=number))
+        says = self.cut_us(found)
+        if says <= self.lower_of(number) * (1 + _TOLERANCE) or rounds > _MOST_ROUNDS:
+            self._settled.add(number)
             return
-        self._add(cut)
-        self._solve()
+        self.cuts.append(cut)
+        self._solve(number)
 
     def cut_us(self, cut: Cut) -> float:
         """What a cut says of the solution."""
@@ -185,16 +222,20 @@ class ClassBound:
         tables = len(self.options.design.model.tables)
         return np.searchsorted(self.options.ways.table, np.arange(tables)).astype(np.int64)
 
-    def _add(self, cut: Cut) -> None:
-        self.cuts.append(cut)
-
-    def _solve(self) -> None:
-        solved = _MasterProgram(self).solve()
-        self.lower_us = max(self.lower_us, solved.bound)
+    def _solve(self, number: int) -> None:
+        own = [replace(c, constant_us=self.program.shifted(c, number=number)) for c in self.cuts]
+        solved = _MasterProgram(self, own).solve()
         if solved.x is None:
-            self.settled = True
-        else:
-            self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
+            self.feasible = self.feasible and np.isfinite(solved.bound)
+            self._settled.add(number)
+            return
+        self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
+        tight = [
+            c
+            for c, o in zip(self.cuts, own, strict=True)
+            if self.cut_us(o) >= solved.bound * (1 - _TOLERANCE)
+        ]
+        self._proofs.append(_Proof(solved.bound, number, tuple(tight or self.cuts)))
 
 
 def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> tuple[Array, Array]:
@@ -220,8 +261,8 @@ def _right_turn(x: Array, y: Array, a: int, b: int, c: int) -> bool:
 class _MasterProgram:
     """Assembles a class's linear program. Columns: T, a share for each way, then as they are first used."""
 
-    def __init__(self, bound: ClassBound) -> None:
-        self._bound, self._rows = bound, Rows()
+    def __init__(self, bound: ClassBound, cuts: Sequence[Cut]) -> None:
+        self._bound, self._cuts, self._rows = bound, cuts, Rows()
         self._ways = 1 + np.arange(len(bound.options.ways.table))
         self._high = [0.0, *np.ones(len(self._ways)).tolist()]
         self._measures: dict[Key, int] = {}
@@ -229,7 +270,7 @@ class _MasterProgram:
 
     def solve(self) -> Solved:
         """The least T with shares; its bound is infinite where no plan satisfies memory and kinds."""
-        for cut in self._bound.cuts:
+        for cut in self._cuts:
             self._cut(cut)
         self._choice()
         self._memory_and_kinds()
@@ -389,7 +430,7 @@ def refine(bounds: Sequence[ClassBound], *, upper_us: float, seconds_left: Calla
     heapq.heapify(queue)
     while queue:
         lower_us, i = queue[0]
-        if lower_us >= upper_us or bounds[i].settled or seconds_left() <= 0:
+        if lower_us >= upper_us or bounds[i].settled() or seconds_left() <= 0:
             break
         bounds[i].refine()
         heapq.heapreplace(queue, (bounds[i].lower_us, i))
