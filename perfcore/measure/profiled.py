@@ -89,14 +89,14 @@ def _observer(keep: Path) -> Any:
 
 def _by_class(events: Iterable[Any], steps: int, *, on_cuda: bool) -> dict[str, float]:
     """µs of one iteration by class of op, from the events' own times."""
-    ops = [e for e in events if e.device_type.name == _CPU and not _is_runtime(e.name)]
+    ops = [e for e in events if e.device_type.name == _CPU]
     dense = _dense_steps(ops)
     sums: dict[str, float] = {}
     for event in ops:
         around = _around(event)
         us = float(event.self_device_time_total if on_cuda else event.self_cpu_time_total)
-        names = [e.name for e in around]
-        if names[-1].startswith(STEP_PREFIX) and len(names) == 1:
+        names = [e.name for e in around if not _is_runtime(e.name)]
+        if not names or (len(names) == 1 and names[0].startswith(STEP_PREFIX)):
             continue  # the loop itself, outside of all ops
         name = class_of(names, first_optimizer=any(e.id in dense for e in around))
         sums[name.value] = sums.get(name.value, 0.0) + us / steps
@@ -121,7 +121,7 @@ def _around(event: Any) -> list[Any]:
 
 
 def _is_runtime(name: str) -> bool:
-    """A call of CUDA's runtime; its kernel's time is its op's."""
+    """A call of CUDA's runtime: it is part of the op around it."""
     return name.startswith(("cuda", "cu", "hip")) and "::" not in name
 
 

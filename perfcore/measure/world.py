@@ -71,12 +71,11 @@ class World:
 
     def reduce_scatter(self, tensor: Tensor) -> Pending:
         """`(size * n, d)` partial sums of every rank to this rank's `(n, d)` of their sum."""
-        out = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
         with _marked("reduce_scatter"):
-            work = dist.reduce_scatter(
-                out, list(tensor.contiguous().chunk(self.size)), async_op=self.overlaps
-            )
-        return Pending(out, work)
+            if self.overlaps:
+                out = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
+                return Pending(out, _reduce_scatter_single()(out, tensor.contiguous(), async_op=True))
+            return Pending(_gloo_reduce_scatter(tensor.contiguous(), self))
 
     def all_gather(self, tensor: Tensor) -> Pending:
         """`(n, d)` of every rank to `(size * n, d)`, rank 0's first."""
@@ -124,6 +123,26 @@ def joined(*, rank: int, size: int, device: str, store: Path, patience_s: float)
     )
     yield World(rank, size, here, shared)
     dist.destroy_process_group()
+
+
+def _reduce_scatter_single() -> Any:
+    """The call on one tensor, by the name that this torch has for it."""
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _gloo_reduce_scatter(tensor: Tensor, world: World) -> Tensor:
+    """Gloo's own where this torch has it; before, an all-reduce of which each rank keeps its part."""
+    parts = list(tensor.chunk(world.size))
+    out = torch.empty_like(parts[0])
+    try:
+        dist.reduce_scatter(out, parts)
+    except RuntimeError as err:
+        if "support" not in str(err):
+            raise
+        whole = tensor.clone()
+        dist.all_reduce(whole)
+        return whole.chunk(world.size)[world.rank].clone()
+    return out
 
 
 def _marked(name: str) -> AbstractContextManager[Any]:

@@ -59,7 +59,8 @@ def smallest_of_each_kind(cases: list[Case]) -> list[Case]:
 
 
 def test_every_kind_of_kernel_has_cases(cases: list[Case]) -> None:
-    kinds = {type(c.kernel) for c in cases} | {k.Collective, k.MeasuredKernel}
+    # Collectives have a sweep of their own; caches of tables in host memory are FBGEMM's and are not run.
+    kinds = {type(c.kernel) for c in cases} | {k.Collective, k.MeasuredKernel, k.CachePopulate}
     assert kinds == set(k.Kernel.__args__)
 
 
