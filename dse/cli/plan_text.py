@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
@@ -60,8 +60,9 @@ def _drawn(part: _Part, width: int) -> Table:
         if widths[widest] <= _NARROWEST:
             break
         widths[widest] -= 1
-    for column, is_text in zip(part.columns, text, strict=True):
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    for column, w, is_text in zip(part.columns, widths, text, strict=True):
+        justify: JustifyMethod = "left" if is_text else "right"
+        table.add_column(_cut(column, w), justify=justify, no_wrap=True, overflow="ellipsis")
     for row in part.rows:
         table.add_row(*(_cut(cell, w) for cell, w in zip(row, widths, strict=True)))
     return table
