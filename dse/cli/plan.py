@@ -105,7 +105,8 @@ def plan(
     _refuse(way, "--make-instance", making)
     _refuse(way, "DESIGN", of_design)
     _refuse(way, "--instance", {"--objective": objective})
-    _check(time_limit=time_limit, seed=seed, export=export, compare=compare, import_=import_)
+    _check(time_limit=time_limit, seed=seed)
+    _check_bridge(export, compare, import_, out, as_json=as_json)
     match way:
         case "--make-instance":
             _refuse(way, "DESIGN or --instance", {"--limits": limits})
@@ -159,19 +160,26 @@ def _refuse(way: str, wanted: str, options: dict[str, Any]) -> None:
         raise DseError(f"{' and '.join(given)} belong{'s' * (len(given) == 1)} to {wanted}, but got {way}.")
 
 
-def _check(
-    *, time_limit: float, seed: int, export: str | None, compare: str | None, import_: Path | None
-) -> None:
+def _check(*, time_limit: float, seed: int) -> None:
     if not 0 < time_limit < 1e6:
         raise DseError(f"`0 < --time-limit < 1e6` must hold, but got {time_limit}.")
     if not 0 <= seed < 2**32:
         raise DseError(f"`0 <= --seed < 2**32` must hold, but got {seed}.")
+
+
+def _check_bridge(
+    export: str | None, compare: str | None, import_: Path | None, out: Path | None, *, as_json: bool
+) -> None:
     for name, value in (("--export", export), ("--compare", compare)):
         if value not in (None, TORCHREC):
             raise DseError(f"`{name}` must be torchrec, but got {value!r}.")
     asked = [n for n, v in (("--export", export), ("--compare", compare), ("--import", import_)) if v]
     if len(asked) > 1:
         raise DseError(f"{' and '.join(asked)} exclude one another: run the command once for each.")
+    if compare is not None and out is not None:
+        raise DseError("--compare prints what it finds and writes no report: leave -o away.")
+    if export is not None and as_json:
+        raise DseError("--export writes a program, and no JSON: leave --json away.")
 
 
 def _make(making: dict[str, Any], profile: str | None, out: Path | None, *, as_json: bool) -> None:

@@ -163,6 +163,8 @@ def test_an_empty_table_set(tmp_path: Path) -> None:
         ((DESIGN, "--objective", "rating"), "--objective belongs to --instance, but got DESIGN"),
         ((DESIGN, "--export", "hugectr"), "`--export` must be torchrec, but got 'hugectr'"),
         ((DESIGN, "--export", "torchrec", "--compare", "torchrec"), "--export and --compare exclude one another"),
+        ((DESIGN, "--compare", "torchrec", "-o", "x"), "--compare prints what it finds"),
+        ((DESIGN, "--export", "torchrec", "--json"), "--export writes a program"),
         (("--make-instance", "--tables", "criteo_terabyte"), "`--make-instance` needs --tables, --gpus and -o FILE"),
         (("--make-instance", "--tables", "none", "--gpus", 8, "-o", "x"), "no bundled table set is called `none`"),
         (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 12, "-o", "x"), "multiple of the node's 8 GPUs"),
@@ -172,6 +174,8 @@ def test_an_empty_table_set(tmp_path: Path) -> None:
         (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--system", "abacus"), "not in the catalogue"),
         (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--batch-per-gpu", "-3"), "at least 1"),
         (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "/nowhere/x"), "cannot be"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--cache-ratio", "2"), "shares between 0 and 1"),
+        (("--make-instance", "--tables", "criteo_terabyte", "--gpus", 8, "-o", "x", "--cache-ratio", "a"), "shares between 0 and 1"),
     ],
 )  # fmt: skip
 def test_contradictions_are_a_sentence(arguments: tuple[object, ...], said: str) -> None:
