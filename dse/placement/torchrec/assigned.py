@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from dse.placement.problem import Assignment, loads_of
 from dse.placement.torchrec.estimate import estimate
 from dse.placement.torchrec.job import Job
 from perfcore.design.sharding import COLUMN_PIECES, ComputeKernel, ShardingPlan, ShardingType, TableSharding
+
+_RATIO = "@"  # instances name a cache with its ratio: `fused_uvm_caching@0.2`
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,14 @@ def price_ms(job: Job, plan: ShardingPlan) -> dict[Objective, float] | None:
     """What a placement of a job's tables costs by TorchRec's estimators, ms by objective.
 
     `None` where TorchRec's estimators know no such pieces: columns that do not split evenly into multiples of four,
-    grids, and tables on the host.
+    grids, and tables on the host without a cache.
 
     Raises:
         MissingPackageError: TorchRec is not installed.
     """
     pairs = zip(job.tables, plan.tables, strict=True)
+    ratios = {p.cache_ratio for p in plan.tables if p.cache_ratio is not None and p.cache_ratio < 1}
+    job = replace(job, cache_ratios=tuple(sorted(ratios)))
     pieces = {(t.embedding_dim or 0) // len(p.ranks) for t, p in pairs if p.type in COLUMN_PIECES}
     instance = estimate(job, column_widths=(None, *sorted(pieces - {0})))
     assignment = assignment_of_choices(instance, [_choice(p) for p in plan.tables])
@@ -63,10 +67,15 @@ def price_ms(job: Job, plan: ShardingPlan) -> dict[Objective, float] | None:
 
 def _choice(placed: TableSharding) -> Choice:
     dense = placed.type is ShardingType.DATA_PARALLEL
-    return Choice(placed.type, ComputeKernel.DENSE if dense else placed.kernel, placed.ranks)
+    kernel = ComputeKernel.DENSE if dense else placed.kernel
+    label = kernel if placed.cache_ratio is None else f"{kernel}{_RATIO}{placed.cache_ratio:g}"
+    return Choice(placed.type, label, placed.ranks)
 
 
 def _placed(name: str, kind: str, kernel: str, ranks: tuple[int, ...]) -> TableSharding:
     if kind == ShardingType.DATA_PARALLEL:
         return TableSharding(name, ShardingType.DATA_PARALLEL, tuple(range(len(ranks))))
-    return TableSharding(name, ShardingType(kind), ranks, ComputeKernel(kernel))
+    word, _, ratio = kernel.partition(_RATIO)
+    return TableSharding(
+        name, ShardingType(kind), ranks, ComputeKernel(word), float(ratio) if ratio else None
+    )

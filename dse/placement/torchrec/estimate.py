@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from dse.placement.instance import Instance, instance_of_json
@@ -33,10 +34,12 @@ def estimate(job: Job, *, column_widths: Sequence[int | None] = (None,)) -> Inst
 def json_of_estimate(job: Job, column_widths: Sequence[int | None]) -> dict[str, Any]:
     """The instance's plain values; TorchRec must be there."""
     tables: list[dict[tuple[str, str, int], dict[str, Any]]] = [{} for _ in job.tables]
-    for width in dict.fromkeys(column_widths):
-        for table, option in _priced(job, width):
+    for width, ratio in product(dict.fromkeys(column_widths), job.cache_ratios or (None,)):
+        for table, option in _priced(job, width, ratio):
             tables[table].setdefault((option["type"], option["kernel"], sum(option["n"])), option)
+    host = {"hcap": job.machine.host_gib} if job.cache_ratios else {}
     return {
+        **host,
         "ws": job.machine.num_ranks,
         "lws": job.machine.local_ranks,
         "cap": job.machine.capacity_gib,
@@ -45,28 +48,39 @@ def json_of_estimate(job: Job, column_widths: Sequence[int | None]) -> dict[str,
     }
 
 
-def _priced(job: Job, column_width: int | None) -> list[tuple[int, dict[str, Any]]]:
+def _priced(
+    job: Job, column_width: int | None, cache_ratio: float | None
+) -> list[tuple[int, dict[str, Any]]]:
     from dse.placement.torchrec import objects
 
     with quiet():
         once = objects.OncePerSize(expand=False)
         topology = objects.topology_of(job.machine)
-        constraints = objects.constraints_of(job, column_width)
+        constraints = objects.constraints_of(job, column_width, cache_ratio)
         enumerator = objects.enumerator_of(job, constraints, topology, once)
         options = enumerator.enumerate(objects.collection_of(job), objects.sharders())
     of_name = {objects.name_of(t): t for t in range(len(job.tables))}
-    return [(of_name[o.name], _plain(o, lengths)) for o, lengths in zip(options, once.runs, strict=True)]
+    return [
+        (of_name[o.name], _plain(o, objects.kernel_of(o), lengths, on_host=bool(job.cache_ratios)))
+        for o, lengths in zip(options, once.runs, strict=True)
+    ]
 
 
-def _plain(option: Any, lengths: Sequence[int]) -> dict[str, Any]:
+def _plain(option: Any, kernel: str, lengths: Sequence[int], *, on_host: bool) -> dict[str, Any]:
     return {
         "type": option.sharding_type,
-        "kernel": option.compute_kernel,
+        "kernel": kernel,
         "part": option.partition_by,
         "n": list(lengths),
-        "sh": [[*_times(s.perf), s.storage.hbm / BYTES_PER_GIB] for s in option.shards],
+        "sh": [[*_times(s.perf), *_gib(s.storage, on_host=on_host)] for s in option.shards],
     }
 
 
 def _times(perf: Any) -> tuple[float, float, float, float]:
-    return perf.fwd_compute, perf.fwd_comms, perf.bwd_compute, perf.bwd_comms
+    """As TorchRec sums them: what fetches rows into a cache is waited for."""
+    return perf.fwd_compute + perf.prefetch_compute, perf.fwd_comms, perf.bwd_compute, perf.bwd_comms
+
+
+def _gib(storage: Any, *, on_host: bool) -> list[float]:
+    device = storage.hbm / BYTES_PER_GIB
+    return [device, storage.ddr / BYTES_PER_GIB] if on_host else [device]

@@ -19,6 +19,7 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
+from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -26,7 +27,7 @@ from dse.placement.torchrec.job import Job, Machine
 from perfcore.design.training import Optimizer, Precision
 from perfcore.units import BYTES_PER_GIB
 
-KERNELS = ("fused", "dense")
+KERNELS, CACHED = ("fused", "dense"), "fused_uvm_caching"
 _MS_PER_S = 1000
 _OPTIMIZERS = {
     Optimizer.SGD: torch.optim.SGD,
@@ -71,22 +72,34 @@ def topology_of(machine: Machine) -> Any:
         TrainerConfig(world_size=machine.num_ranks, local_world_size=machine.local_ranks),
         HardwareConfig(
             hbm_cap_bytes=round(machine.hbm_gib * BYTES_PER_GIB),
+            ddr_cap_bytes=round(machine.host_gib / machine.local_ranks * BYTES_PER_GIB),
             hbm_mem_bw=machine.hbm_gib_per_s * per_ms,
             intra_host_bw=machine.intra_gib_per_s * per_ms,
             inter_host_bw=machine.inter_gib_per_s * per_ms,
+            hbm_to_ddr_mem_bw=machine.host_gib_per_s * per_ms,
         ),
         KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
     )
 
 
-def constraints_of(job: Job, column_width: int | None) -> dict[str, Any]:
-    """Mean lookups of each table, the narrowest column piece, and kernels that keep tables on the device."""
+def constraints_of(job: Job, column_width: int | None, cache_ratio: float | None = None) -> dict[str, Any]:
+    """Mean lookups of each table, the narrowest column piece, and the kernels: on the device, or behind a cache."""
+    cached = [] if cache_ratio is None else [CACHED]
     return {
         name_of(t): ParameterConstraints(
-            pooling_factors=[table.pooling_factor], min_partition=column_width, compute_kernels=list(KERNELS)
+            pooling_factors=[table.pooling_factor],
+            min_partition=column_width,
+            compute_kernels=[*KERNELS, *cached],
+            cache_params=CacheParams(load_factor=cache_ratio) if cached else None,
         )
         for t, table in enumerate(job.tables)
     }
+
+
+def kernel_of(option: Any) -> str:
+    """An option's kernel as instances name it: a cache with its ratio."""
+    kernel: str = option.compute_kernel
+    return f"{kernel}@{option.cache_load_factor:g}" if kernel == CACHED else kernel
 
 
 def enumerator_of(job: Job, constraints: dict[str, Any], topology: Any, once: OncePerSize) -> Any:

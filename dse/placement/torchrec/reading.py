@@ -13,6 +13,7 @@ from perfcore.design.design import Design
 from perfcore.design.sharding import ComputeKernel, ShardingPlan, ShardingType, TableSharding
 
 _SHARD_FIELDS = 5  # first row, first column, rows, columns, rank
+_LOAD_FACTOR = 0.2  # what FBGEMM's caches have when a plan names none
 _NEAR = 4  # TorchRec's kernels need pieces of whole fours of columns, so equal pieces may differ by four
 
 
@@ -73,7 +74,10 @@ def _placed(name: str, entry: Any, design: Design) -> TableSharding:
         return TableSharding(name, kind, ranks)
     kernel = _member(ComputeKernel, entry["kernel"], name)
     cached = kernel is ComputeKernel.FUSED_UVM_CACHING
-    return TableSharding(name, kind, ranks, kernel, entry.get("cache_load_factor") if cached else None)
+    given = entry.get("cache_load_factor")
+    return TableSharding(
+        name, kind, ranks, kernel, (_LOAD_FACTOR if given is None else given) if cached else None
+    )
 
 
 def _shards(name: str, data: Any) -> list[list[int]]:

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
@@ -58,6 +58,7 @@ class _Setting:
     column_width: int | None = None
     by_time: bool = False
     proposers: str = "uniform first"
+    cache_ratio: float | None = None
 
 
 class _Watch:
@@ -84,7 +85,8 @@ class _Watch:
         of_name = {o.name: o for o in plan}
         options = [of_name[objects.name_of(t)] for t in range(self._tables)]
         return tuple(
-            Choice(o.sharding_type, o.compute_kernel, tuple(int(s.rank) for s in o.shards)) for o in options
+            Choice(o.sharding_type, objects.kernel_of(o), tuple(int(s.rank) for s in o.shards))
+            for o in options
         )
 
 
@@ -110,7 +112,7 @@ def _settings(job: Job, column_widths: Sequence[int | None]) -> list[_Setting]:
     states = len(job.tables) * job.machine.num_ranks * _BINS
     narrow = [w for w in dict.fromkeys(column_widths) if w is not None]
     dynamic = [_Setting("dynamic programming", proposers="dynamic")] if states <= _MAX_STATES else []
-    return [
+    settings = [
         _Setting("uniform first"),
         _Setting(DEFAULT, proposers="default"),
         *(_Setting(f"columns down to {w}", w) for w in narrow),
@@ -123,12 +125,15 @@ def _settings(job: Job, column_widths: Sequence[int | None]) -> list[_Setting]:
             for s in dynamic
         ),
     ]
+    first, *others = job.cache_ratios or (None,)
+    more = [replace(s, name=f"{s.name}, caches of {r:g}", cache_ratio=r) for r in others for s in settings]
+    return [*(replace(s, cache_ratio=first) for s in settings), *more]
 
 
 def _run(job: Job, setting: _Setting, time_limit_s: float) -> Found:
     start = time.monotonic()
     topology = objects.topology_of(job.machine)
-    constraints = objects.constraints_of(job, setting.column_width)
+    constraints = objects.constraints_of(job, setting.column_width, setting.cache_ratio)
     once = objects.OncePerSize(expand=True)
     watch = _Watch(job.machine.num_ranks, len(job.tables))
     planner = EmbeddingShardingPlanner(
@@ -173,7 +178,9 @@ def _rated(plan: Sequence[Any], num_ranks: int) -> tuple[float, float]:
             perf, rank = shard.perf, shard.rank
             total[rank] += perf.total
             for event, ms in zip(
-                sums, (perf.fwd_compute, perf.bwd_compute, perf.fwd_comms, perf.bwd_comms), strict=True
+                sums,
+                (perf.fwd_compute + perf.prefetch_compute, perf.bwd_compute, perf.fwd_comms, perf.bwd_comms),
+                strict=True,
             ):
                 event[rank] += ms
     return max(total), sum(max(event) for event in events.values())

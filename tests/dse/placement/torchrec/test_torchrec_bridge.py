@@ -88,23 +88,34 @@ ODD_TABLES = (
 )
 
 
+@pytest.mark.parametrize("ratio", [None, 0.1])
 @pytest.mark.parametrize("optimizer", [*Optimizer])
-def test_one_estimate_a_run_of_shards_gives_what_one_a_shard_gives(optimizer):
+def test_one_estimate_a_run_of_shards_gives_what_one_a_shard_gives(optimizer, ratio):
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
-    job = Job(ODD_TABLES, 64, Machine(16), Precision.BF16, optimizer)
+    ratios = () if ratio is None else (ratio,)
+    job = Job(ODD_TABLES, 64, Machine(16), Precision.BF16, optimizer, ratios)
     with quiet():
-        topology, constraints = objects.topology_of(job.machine), objects.constraints_of(job, 32)
+        topology, constraints = objects.topology_of(job.machine), objects.constraints_of(job, 32, ratio)
         enumerator = EmbeddingEnumerator(topology, job.batch_per_rank, constraints)
         options = enumerator.enumerate(objects.collection_of(job), objects.sharders())
     plain = [
-        (s.perf.fwd_compute, s.perf.fwd_comms, s.perf.bwd_compute, s.perf.bwd_comms, s.storage.hbm)
+        (
+            s.perf.fwd_compute,
+            s.perf.fwd_comms,
+            s.perf.bwd_compute,
+            s.perf.bwd_comms,
+            s.storage.hbm,
+            s.storage.ddr,
+        )
         for o in options
         for s in o.shards
     ]
     made = estimate(job, column_widths=(32,))
     np.testing.assert_array_equal(made.cost_ms, [p[:4] for p in plain])
     np.testing.assert_array_equal(made.bytes, [p[4] / BYTES_PER_GIB * BYTES_PER_GIB for p in plain])
+    if ratio is not None:
+        np.testing.assert_array_equal(made.host_bytes, [p[5] for p in plain])
     assert made.types == tuple(o.sharding_type for o in options)
 
 

@@ -76,8 +76,31 @@ def test_where_nothing_fits_both_say_so():
     assert not any(p.fits for p in found.plans)
 
 
+def test_tables_larger_than_the_devices_are_placed_behind_caches():
+    tables = (
+        EmbeddingTable("large", 50_000_000, 4.0, embedding_dim=128),  # 24 GiB
+        EmbeddingTable("small", 1000, 4.0, embedding_dim=128),
+    )
+    job = Job(tables, 512, Machine(2, 2, hbm_gib=8.0, host_gib=64.0), cache_ratios=(0.2, 0.05))
+    found = compare(job, torchrec_time_s=10.0, time_limit_s=1.0, column_widths=(None,))
+    assert {p.planner for p in found.plans} == {OURS, THEIRS}
+    assert all(p.fits for p in found.plans)
+    without = compare(replace(job, cache_ratios=()), torchrec_time_s=5.0, time_limit_s=1.0)
+    assert not any(p.fits for p in without.plans)
+    instance = estimate(job, column_widths=(None,))
+    assert {k for k in instance.kernels if "cach" in k} == {"fused_uvm_caching@0.05", "fused_uvm_caching@0.2"}
+    assert instance.host_bytes.max() == 50_000_000 * 128 * 4
+
+
+def test_a_design_whose_tables_do_not_fit_is_a_job_with_caches():
+    small, large = design_of([sharding(ShardingType.TABLE_WISE, [0])]), 10**10
+    assert job_of(small).cache_ratios == ()
+    model = replace(small.model, tables=(replace(small.model.tables[0], num_embeddings=large),))
+    assert job_of(replace(small, model=model)).cache_ratios == (0.2, 0.05)
+
+
 def test_a_torchrec_plan_has_one_price_as_choices_and_as_a_placement():
-    job = random_job(3)
+    job = replace(random_job(3, hbm_gib=1.0), cache_ratios=(0.2, 0.05))
     widths = (None, 64, 32)
     instance = estimate(job, column_widths=widths)
     for found in plans_of(job, column_widths=widths, time_limit_s=20.0):

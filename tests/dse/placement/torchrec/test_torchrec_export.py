@@ -92,6 +92,12 @@ def test_kernels_and_cache_ratios_are_kept():
     assert plan_of_json(plan["as_json"](), design) == design.sharding
 
 
+def test_a_cache_without_a_load_factor_has_fbgemms():
+    design = design_of([sharding(ShardingType.TABLE_WISE, [0])])
+    data = {"tables": {"table_0": {"type": "table_wise", "kernel": "fused_uvm_caching", "ranks": [1]}}}
+    assert plan_of_json(data, design).tables[0].cache_ratio == 0.2
+
+
 def test_unequal_column_pieces_of_a_plan_become_equal_ones():
     design = design_of([sharding(ShardingType.TABLE_WISE, [0])])
     shards = [[0, 0, 40, 24, 3], [0, 24, 40, 8, 1]]
@@ -166,6 +172,7 @@ def test_a_file_that_is_no_json_is_refused(tmp_path):
         ({"num_ranks": 0}, "whole machines"),
         ({"num_ranks": 8, "reserved_share": 1.0}, "reserved_share"),
         ({"num_ranks": 8, "hbm_gib": 0.0}, "`hbm_gib > 0`"),
+        ({"num_ranks": 8, "host_gib": 0.0}, "`host_gib > 0`"),
     ],
 )
 def test_impossible_machines_are_refused(change, message):
@@ -179,6 +186,8 @@ def test_impossible_jobs_are_refused():
         Job((), 1, Machine(1))
     with pytest.raises(SpaceError, match="batch_per_rank >= 1"):
         Job((table,), 0, Machine(1))
+    with pytest.raises(SpaceError, match="cache_ratio < 1"):
+        Job((table,), 1, Machine(1), cache_ratios=(1.0,))
     with pytest.raises(SpaceError, match="'b' has none"):
         Job((table, EmbeddingTable("b", 10)), 1, Machine(1))
 
