@@ -48,8 +48,8 @@ test-torchrec: $(TORCHREC_READY)   ## the bridge to TorchRec, with TorchRec; fai
 bench: $(READY)            ## rates and ratios; nothing fails on time
 	$(BIN)/pytest tests/bench --benchmark-enable --benchmark-only
 
-bench-placement: $(READY)  ## placements against their targets, into docs/placement.md
-	$(BIN)/python tests/bench/placement.py --document docs/placement.md
+bench-placement: $(READY)  ## placements against their targets, into docs/placement.md; beside TorchRec after torchrec-setup
+	$(if $(wildcard $(TORCHREC_READY)),$(TORCHREC_BIN),$(BIN))/python tests/bench/placement.py --document docs/placement.md
 
 studies: $(READY)          ## re-run every study
 	for study in studies/*/run.py; do $(BIN)/python $$study || exit 1; done

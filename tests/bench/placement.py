@@ -10,6 +10,7 @@ Every case runs in a process of its own, whose peak memory is stated. Compiled c
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import resource
@@ -17,14 +18,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTANCES = ROOT / "tests" / "data" / "sharding_instances"
 START, END = "<!-- begin: make bench-placement -->", "<!-- end: make bench-placement -->"
 RATING, CRITICAL_PATH = "rating", "critical_path"
-SUITE, SUITE_TASKS, SUITE_S, MILP_S = "random suite", 200, 2.0, 30.0
+SUITE_TASKS, SUITE_S, MILP_S = 200, 2.0, 30.0
+THEIR_S, OUR_S = 120.0, 20.0  # for TorchRec's planner, and for the solver here per objective
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,23 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
+class Job:
+    """What TorchRec's planner is asked in the same run."""
+
+    tables: str
+    ranks: int
+    batch: int
+
+
+JOBS = (
+    Job("criteo_terabyte", 8, 8192),
+    Job("criteo_terabyte_multihot", 8, 8192),
+    Job("synthetic_856", 16, 1024),
+    Job("synthetic_856", 128, 1024),
+)
+
+
 def reached(case: Case, found: Figure) -> bool:
     """Whether the figure meets the target; an objective to four digits."""
     t = case.target
@@ -99,6 +119,12 @@ def reached(case: Case, found: Figure) -> bool:
         and (t.peak_gb is None or found.peak_gb <= t.peak_gb)
         and (case.torchrec is None or found.objective <= case.torchrec + 5e-5)
     )
+
+
+NO_TORCHREC = (
+    "\n\nTorchRec's planner in the same run: needs torchrec (`docs/torchrec.md`), which this environment lacks; its column above was "
+    "taken on another day."
+)
 
 
 def run_case(case: Case) -> Figure:
@@ -180,12 +206,36 @@ def run_suite(count: int) -> dict[str, float]:
     }
 
 
+def run_job(job: Job) -> list[dict[str, float | str | bool]]:
+    """Both planners on one job, priced by TorchRec's costs: a row an objective."""
+    from dse.placement.torchrec import Job as TorchrecJob
+    from dse.placement.torchrec import Machine, compare
+    from dse.table_csv import bundled_tables
+
+    warm_up()
+    tables = tuple(
+        t if t.embedding_dim else replace(t, embedding_dim=128) for t in bundled_tables(job.tables)
+    )
+    asked = TorchrecJob(tables, job.batch, Machine(job.ranks))
+    found = compare(asked, torchrec_time_s=THEIR_S, time_limit_s=OUR_S)
+    rows = []
+    for objective in (RATING, CRITICAL_PATH):
+        ours, theirs = (found.best(planner, objective) for planner in ("dlrm-dse", "torchrec"))
+        default = next(p for p in found.plans if p.setting == "default")
+        prices = [getattr(p, f"{objective}_ms") for p in (default, theirs, ours)]
+        rows.append({
+            "objective": objective, "default": prices[0], "best": prices[1], "ours": prices[2],
+            "default_s": default.wall_s, "best_s": theirs.wall_s, "ours_s": ours.wall_s, "not_worse": prices[2] <= prices[1] * (1 + 1e-9),
+        })  # fmt: skip
+    return rows
+
+
 def peak_gb() -> float:
     """Peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def in_a_process(argument: str) -> dict[str, float]:
+def in_a_process(argument: str) -> Any:
     """The same script for one case, in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -224,6 +274,28 @@ def table_of(rows: Sequence[tuple[Case, Figure]], suite: dict[str, float] | None
     return "\n".join(lines)
 
 
+def jobs_table(rows: Sequence[tuple[Job, dict[str, float]]]) -> str:
+    """TorchRec's planner in the same run, as Markdown."""
+    note = (
+        "TorchRec's planner in the same run (1.8.0; default: as it comes; best: of its settings within "
+        f"{THEIR_S:.0f} s, over column widths and proposers). Ours has {OUR_S:.0f} s for each objective and that best plan as one of its starts."
+    )
+    lines = [
+        "",
+        "",
+        note,
+        "",
+        "| tables × ranks | objective | TorchRec default | s | TorchRec best | s | ours | s | never worse |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {job.tables} × {job.ranks} | {r['objective']} | {r['default']:.4f} | {r['default_s']:.1f} | {r['best']:.4f} | {r['best_s']:.1f} | "
+        f"{r['ours']:.4f} | {r['ours_s']:.1f} | {'yes' if r['not_worse'] else '**no**'} |"
+        for job, r in rows
+    ]
+    return "\n".join(lines)
+
+
 def put_table(path: Path, table: str) -> None:
     """Replace what stands between the two marks of a Markdown file."""
     head, start, rest = path.read_text(encoding="utf-8").partition(START)
@@ -238,14 +310,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--document", type=Path, help="Markdown file that gets the table")
-    parser.add_argument("--only", action="append", help="instances to run; 'suite' is the random one")
+    parser.add_argument(
+        "--only", action="append", help="instances to run; 'suite': random tasks, 'torchrec': its planner"
+    )
     parser.add_argument("--tasks", type=int, default=SUITE_TASKS, help="tasks of the random suite")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
         name, _, number = options.case.partition(":")
-        answer = run_suite(int(number)) if name == "suite" else asdict(run_case(CASES[int(number)]))
-        print(json.dumps(answer))  # noqa: T201
+        work = {
+            "suite": run_suite,
+            "case": lambda i: asdict(run_case(CASES[i])),
+            "job": lambda i: run_job(JOBS[i]),
+        }
+        print(json.dumps(work[name](int(number))))  # noqa: T201
         return 0
     began = time.perf_counter()
     rows = []
@@ -255,7 +333,11 @@ def main() -> int:
             print(case.instance, case.objective, rows[-1][1], file=sys.stderr)  # noqa: T201
     wanted = not options.only or "suite" in options.only
     suite = in_a_process(f"suite:{options.tasks}") if wanted else None
+    against = []
+    if importlib.util.find_spec("torchrec") and (not options.only or "torchrec" in options.only):
+        against = [(job, row) for i, job in enumerate(JOBS) for row in in_a_process(f"job:{i}")]
     table = table_of(rows, suite, (time.perf_counter() - began) / 60)
+    table += jobs_table(against) if against else NO_TORCHREC
     print(table)  # noqa: T201
     if options.document:
         put_table(options.document, table)
