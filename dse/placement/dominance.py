@@ -21,11 +21,10 @@ Letters: t tables, o options, s shards, e events, r ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numba
 import numpy as np
 
+from dse.placement.local_search_data import allocating
 from dse.placement.problem import Array, Assignment, Ints, Mask, Problem, Where
 
 _ANY, _ALL, _HOST, _WITHIN = (int(w) for w in Where)
@@ -142,7 +141,7 @@ def _with_options(problem: Problem, kept: Mask) -> Problem:
     )
 
 
-def _plain(problem: Problem) -> tuple[Any, ...]:
+def _plain(problem: Problem) -> tuple[Ints, Ints, Ints, Array, Array, Mask, int]:
     allowed = problem.allowed if problem.allowed is not None else np.ones((0, 0), dtype=np.bool_)
     memory = np.stack([problem.bytes, problem.host_bytes], axis=1)
     return (
@@ -156,11 +155,7 @@ def _plain(problem: Problem) -> tuple[Any, ...]:
     )
 
 
-def _compiled(function: Any) -> Any:
-    return numba.njit(cache=True)(function)
-
-
-@_compiled
+@allocating
 def _may_stand_in(
     first_shard: Ints, where: Ints, allowed: Mask, per_host: int, table: int, a: int, b: int
 ) -> bool:
@@ -177,13 +172,10 @@ def _may_stand_in(
     if where[b] == _WITHIN or len(allowed) == 0:
         return True
     ranks = shards if where[b] == _ALL else allowed.shape[1]
-    for r in range(ranks):
-        if not allowed[table, r]:
-            return False
-    return True
+    return bool(allowed[table, :ranks].all())
 
 
-@_compiled
+@allocating
 def _no_worse(first_shard: Ints, cost: Array, memory: Array, a: int, b: int, image: Ints) -> bool:
     """Whether each shard of a costs and holds no more than b's, when b's event e counts as `image[e]`."""
     for i in range(first_shard[a + 1] - first_shard[a]):
@@ -200,7 +192,7 @@ def _no_worse(first_shard: Ints, cost: Array, memory: Array, a: int, b: int, ima
     return True
 
 
-@_compiled
+@allocating
 def _can_fold(
     first_option: Ints,
     first_shard: Ints,
@@ -232,7 +224,7 @@ def _can_fold(
     return True
 
 
-@_compiled
+@allocating
 def _not_worse_than_others(
     first_option: Ints,
     first_shard: Ints,

@@ -1,7 +1,8 @@
-"""Place the tables of a model on ranks: options, greedy starts, local search, and the plan they give."""
+"""Solve placement problems, and place the tables of a model on ranks."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dse.errors import NoFeasibleCandidateError, SpaceError
 from dse.placement.cost import AnalyticCost, ShardCost
 from dse.placement.options import ALL_KINDS, Instance, Policy, Where, instance_of
+from dse.placement.problem import Assignment, Problem
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
@@ -126,9 +128,10 @@ def place(
 
 def solve(instance: Instance, *, seed: int = 0) -> Solution:
     """The best assignment found: least overflow, then least maximum load, then least sum of squares."""
-    from dse.placement.local_search import Problem, descend, empty_state, greedy, improve, score
+    from dse.placement import local_search as compiled
+    from dse.placement.local_search import descend, empty_state, greedy, improve, score
 
-    problem = Problem(
+    problem = compiled.Problem(
         instance.first,
         instance.where,
         instance.count,
@@ -146,6 +149,47 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
     best = min(states, key=lambda s: score(problem, s.load, s.bytes))
     improve(problem, best, _dice(instance, seed=seed), rounds)
     return _solution(instance, best.option, best.ranks)
+
+
+def search(
+    problem: Problem,
+    *,
+    seed: int = 0,
+    time_limit_s: float = 10.0,
+    work: int = 20_000_000,
+    start: Assignment | None = None,
+    options: Ints | None = None,
+    enough: float = 0.0,
+) -> Assignment:
+    """The best assignment found: least overflow of memory, then least objective.
+
+    The search ends after `work` steps, after many steps without a gain, at the time limit, or when its objective is
+    small enough. It depends on seed and work alone where the time limit cuts nothing off.
+
+    Args:
+        problem: what to solve.
+        seed: of the random numbers.
+        time_limit_s: looked at every few thousand steps.
+        work: steps; about two million take a second.
+        start: an assignment to begin with, beside greedy ones; the answer is never worse.
+        options: a `(t,)` choice of options to begin with as well, e.g. a relaxation's.
+        enough: an objective that needs no improvement, e.g. a lower bound.
+
+    Raises:
+        SpaceError: the problem has no table or no rank, or a start that is no assignment of it.
+    """
+    from dse.placement.anytime import CHUNK, PATIENCE, Search
+
+    until = time.perf_counter() + time_limit_s
+    going = Search(problem, seed=seed, start=start, options=options)
+    least, gained_at = (going.overflow_bytes, going.objective), 0
+    while going.steps < min(work, PATIENCE * max(gained_at, going.round_steps)):
+        if going.objective <= enough or time.perf_counter() >= until:
+            break
+        going.improve(CHUNK)
+        if (now := (going.overflow_bytes, going.objective)) < least:
+            least, gained_at = now, going.steps
+    return going.best
 
 
 def _policy(name: str) -> Policy:
