@@ -54,15 +54,11 @@ def _priced(
     from dse.placement.torchrec import objects
 
     with quiet():
-        once = objects.OncePerSize(expand=False)
-        topology = objects.topology_of(job.machine)
-        constraints = objects.constraints_of(job, column_width, cache_ratio)
-        enumerator = objects.enumerator_of(job, constraints, topology, once)
-        options = enumerator.enumerate(objects.collection_of(job), objects.sharders())
+        space = objects.space_of(job, column_width, cache_ratio, whole=False)
     of_name = {objects.name_of(t): t for t in range(len(job.tables))}
     return [
         (of_name[o.name], _plain(o, objects.kernel_of(o), lengths, on_host=bool(job.cache_ratios)))
-        for o, lengths in zip(options, once.runs, strict=True)
+        for o, lengths in zip(space.options, space.runs, strict=True)
     ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -102,42 +104,70 @@ def kernel_of(option: Any) -> str:
     return f"{kernel}@{option.cache_load_factor:g}" if kernel == CACHED else kernel
 
 
-def enumerator_of(job: Job, constraints: dict[str, Any], topology: Any, once: OncePerSize) -> Any:
-    """TorchRec's enumerator, whose options are estimated through `once`."""
-    once.inner = [
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """The options that TorchRec's enumerator gives a job, estimated; TorchRec's planner takes it for an enumerator.
+
+    Attributes:
+        collection: the module whose options they are.
+        topology: as TorchRec's planner wants it.
+        constraints: likewise.
+        options: TorchRec's `ShardingOption`s.
+        runs: lengths of the runs of equal shards of each option.
+        wall_s: time that it took.
+    """
+
+    collection: Any
+    topology: Any
+    constraints: dict[str, Any]
+    options: list[Any]
+    runs: list[list[int]]
+    wall_s: float
+
+    def enumerate(self, module: Any, sharders: Any) -> list[Any]:
+        """The options."""
+        return self.options
+
+
+def space_of(job: Job, column_width: int | None, cache_ratio: float | None, *, whole: bool = True) -> Space:
+    """TorchRec's options of a job; with one shard a run of equal shards when not `whole`."""
+    start = time.monotonic()
+    collection, topology = collection_of(job), topology_of(job.machine)
+    constraints = constraints_of(job, column_width, cache_ratio)
+    once = _OncePerSize(
         EmbeddingPerfEstimatorFactory.create(
             DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints
         ),
         EmbeddingStorageEstimator(topology=topology, constraints=constraints),
-    ]
-    return EmbeddingEnumerator(topology, job.batch_per_rank, constraints, estimator=[once])
+    )
+    enumerator = EmbeddingEnumerator(topology, job.batch_per_rank, constraints, estimator=[once])
+    options = enumerator.enumerate(collection, sharders())
+    if whole:
+        once.expand(options)
+    return Space(collection, topology, constraints, options, once.runs, time.monotonic() - start)
 
 
-class OncePerSize:
-    """TorchRec's estimators, asked once for each run of equal shards: the same numbers in a fraction of the time.
+class _OncePerSize:
+    """TorchRec's estimators, asked once for each run of equal shards: the same numbers in a fraction of the time."""
 
-    Attributes:
-        inner: TorchRec's estimators.
-        expand: give each shard its estimate; otherwise options keep one shard a run.
-        runs: lengths of the runs of each option, in the order of the last call.
-    """
-
-    def __init__(self, *, expand: bool) -> None:
-        self.inner: list[Any] = []
-        self.expand = expand
+    def __init__(self, *inner: Any) -> None:
+        self._inner = inner
+        self._whole: list[list[Any]] = []
         self.runs: list[list[int]] = []
 
     def estimate(self, sharding_options: Sequence[Any], sharder_data_map: Any) -> None:
-        """Set `perf` and `storage` of the options' shards, as TorchRec's estimators do."""
-        whole = [option.shards for option in sharding_options]
-        self.runs = [_runs(shards) for shards in whole]
+        """Leave one shard a run, with its `perf` and `storage`."""
+        self._whole = [option.shards for option in sharding_options]
+        self.runs = [_runs(shards) for shards in self._whole]
         for option, lengths in zip(sharding_options, self.runs, strict=True):
             option.shards = _firsts(option.shards, lengths)
-        for estimator in self.inner:
+        for estimator in self._inner:
             estimator.estimate(sharding_options, sharder_data_map=sharder_data_map)
-        if self.expand:
-            for option, shards, lengths in zip(sharding_options, whole, self.runs, strict=True):
-                option.shards = _expanded(shards, option.shards, lengths)
+
+    def expand(self, sharding_options: Sequence[Any]) -> None:
+        """Give the options all their shards again, each with the estimate of its run."""
+        for option, shards, lengths in zip(sharding_options, self._whole, self.runs, strict=True):
+            option.shards = _expanded(shards, option.shards, lengths)
 
 
 def _runs(shards: Sequence[Any]) -> list[int]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
@@ -39,7 +40,7 @@ class Found:
         setting: what differs from TorchRec's defaults.
         rating: its answer: the best plan by its own rating; `None` where it found none.
         critical_path: of all plans that it tried, the best by the critical path that it prints and does not minimise.
-        wall_s: time it took, estimates included.
+        wall_s: time it took alone, estimates included (settings share them).
         plans_tried: plans that it rated.
         timed_out: the time limit ended it.
     """
@@ -98,13 +99,19 @@ def plans_of(job: Job, *, column_widths: Sequence[int | None], time_limit_s: flo
     """
     end = time.monotonic() + time_limit_s
     settings = _settings(job, column_widths)
+
+    @cache
+    def space(column_width: int | None, cache_ratio: float | None) -> objects.Space:
+        return objects.space_of(job, column_width, cache_ratio)
+
     for i, setting in enumerate(settings):
         left = end - time.monotonic()
         if i >= len(_SHARES) and left <= 0:
             return
         share = _SHARES[i] if i < len(_SHARES) else 1 / (len(settings) - i)
         with quiet():
-            found = _run(job, setting, max(left * share, 1e-3))
+            options = space(setting.column_width, setting.cache_ratio)
+            found = _run(job, setting, options, max(left * share, 1e-3))
         yield found
 
 
@@ -130,31 +137,26 @@ def _settings(job: Job, column_widths: Sequence[int | None]) -> list[_Setting]:
     return [*(replace(s, cache_ratio=first) for s in settings), *more]
 
 
-def _run(job: Job, setting: _Setting, time_limit_s: float) -> Found:
-    start = time.monotonic()
-    topology = objects.topology_of(job.machine)
-    constraints = objects.constraints_of(job, setting.column_width, setting.cache_ratio)
-    once = objects.OncePerSize(expand=True)
+def _run(job: Job, setting: _Setting, space: objects.Space, time_limit_s: float) -> Found:
     watch = _Watch(job.machine.num_ranks, len(job.tables))
     planner = EmbeddingShardingPlanner(
-        topology=topology,
+        topology=space.topology,
         batch_size=job.batch_per_rank,
-        enumerator=objects.enumerator_of(job, constraints, topology, once),
+        enumerator=space,
         storage_reservation=FixedPercentageStorageReservation(job.machine.reserved_share),
         proposer=_proposers(setting),
         partitioner=GreedyPerfPartitioner(SortBy.PERF if setting.by_time else SortBy.STORAGE),
         performance_model=watch,
-        constraints=constraints,
+        constraints=space.constraints,
         stats=[],
         timeout_seconds=time_limit_s,
     )
-    asked = time.monotonic()
+    start = time.monotonic()
     with suppress(PlannerError):  # it found no plan, which `rating` tells
-        planner.plan(objects.collection_of(job), objects.sharders())
-    now = time.monotonic()
-    return Found(
-        setting.name, watch.rating, watch.critical_path, now - start, watch.plans, now - asked > time_limit_s
-    )
+        planner.plan(space.collection, objects.sharders())
+    spent_s = time.monotonic() - start
+    wall_s, timed_out = spent_s + space.wall_s, spent_s > time_limit_s
+    return Found(setting.name, watch.rating, watch.critical_path, wall_s, watch.plans, timed_out)
 
 
 def _proposers(setting: _Setting) -> list[Any] | None:
