@@ -122,16 +122,20 @@ def profile_pricing(profile: str) -> Pricing:
     """
     from dse.validation.why import why
     from perfcore.predictor import Predictor
-    from perfcore.profile.profile import load_profile
+    from perfcore.profile.profile import load_profile, measured_machine, on_machine
 
-    loaded = load_profile(profile)
+    loaded, machine = load_profile(profile), measured_machine(profile)
     predictor = Predictor(loaded)
     errors = {e.kernel: e.mape_pct for e in loaded.known_errors}
+
+    def predict(design: Design) -> Prediction:
+        return predictor.predict(design.with_system(on_machine(machine, design.system)))
+
     return Pricing(
-        predictor.iteration_time_us,
+        lambda design: predict(design).iteration_time_us,
         f"the profile {loaded.name}, {loaded.device.description}",
         errors,
         {"profile": loaded.name, "profile_hash": loaded.hash, "device": loaded.device.name},
-        why=lambda design: why(predictor.predict(design), errors),
-        predict=predictor.predict,
+        why=lambda design: why(predict(design), errors),
+        predict=predict,
     )

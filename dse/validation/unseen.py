@@ -1,7 +1,8 @@
 """`python -m dse.validation.unseen`: calibrate this CPU, predict twelve designs it was not fitted on, measure them.
 
 Calibrating and measuring take turns, so that both see the same machine also where other programs use it; each
-design is measured in several rounds, and the median over rounds counts.
+design is measured in several rounds, and the median over rounds counts. Four sharded designs follow, each trained by
+two processes where the machine has a core for each.
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ from pathlib import Path
 import numpy as np
 
 from dse.validate import gmae_pct, kendall_tau, mape_pct
+from dse.validation_pricing import profile_pricing
 from perfcore.design.design import Design
-from perfcore.design.hardware import System
+from perfcore.design.hardware import System, default_node, device
 from perfcore.design.model import EmbeddingTable, Interaction, Model
-from perfcore.design.sharding import ShardingPlan
+from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
 from perfcore.design.training import EmbeddingFusion, Fusion, Optimizer, OptimizerFusion, Training
 from perfcore.measure.__main__ import duration_s
 from perfcore.measure.collect import collect
-from perfcore.measure.host import measured_system
+from perfcore.measure.host import cores, measured_system
 from perfcore.measure.isolate import Settings, measure_isolated
-from perfcore.measure.record import DesignSample, NamedDesign
-from perfcore.predictor import Predictor
+from perfcore.measure.iteration import measure_iteration
+from perfcore.measure.record import NamedDesign
 from perfcore.profile.fit_samples import fit_profile
 from perfcore.profile.profile import load_profile
 from perfcore.units import US_PER_MS
 
-ROUNDS = 3
-SECONDS_A_DESIGN = 2.5
-START, END = "<!-- unseen designs -->\n", "<!-- end -->\n"
+ROUNDS = 5
+SHARDED_EVERY = 2  # rounds: their processes take long to start
+SECONDS_A_DESIGN = 1.2
+START, SHARDED_START, END = "<!-- unseen designs -->\n", "<!-- sharded designs -->\n", "<!-- end -->\n"
 # Batch, tables, rows, lookups a bag, columns, bottom and top hidden widths.
 _SHAPES = (
     (256, 2, 50_000, 1.0, 64, (64,), (64,)),
@@ -49,6 +52,16 @@ _SHAPES = (
     (2048, 26, 20_000, 1.0, 16, (128,), (256,)),
     (4096, 4, 50_000, 8.0, 32, (128,), (128,)),
     (4096, 8, 10_000, 1.0, 16, (256, 128), (256, 128)),
+)
+
+
+RANKS, GPU = 2, "t4"
+# Batch, kinds of placement by turns, fusion.
+_SHARDED = (
+    (512, (ShardingType.TABLE_WISE,), EmbeddingFusion.PER_TABLE),
+    (2048, (ShardingType.COLUMN_WISE,), EmbeddingFusion.TABLE_BATCHED),
+    (1024, (ShardingType.ROW_WISE,), EmbeddingFusion.PER_TABLE),
+    (2048, (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL), EmbeddingFusion.PER_TABLE),
 )
 
 
@@ -70,12 +83,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All designs, and what they say together."""
+    """All designs, and what those of one rank say together; `sharded` ones were trained by two processes."""
 
     rows: tuple[Row, ...]
     device: str
     kernels: int
     seconds: float
+    sharded: tuple[Row, ...] = ()
 
     @property
     def mape_pct(self) -> float:
@@ -135,8 +149,34 @@ def unseen_designs(system: System) -> list[NamedDesign]:
     return designs
 
 
+def sharded_designs() -> list[NamedDesign]:
+    """Four designs for two processes, one for each way in which tables are exchanged or kept.
+
+    Their GPU and its machine count for nothing: a measured profile prices them.
+    """
+    system = System(device(GPU), default_node(GPU), RANKS)
+    named = []
+    for position, (batch, kinds, fusion) in enumerate(_SHARDED):
+        tables = tuple(EmbeddingTable(f"t{i}", 20_000 // (1 + 9 * (i % 2))) for i in range(8))
+        model = Model(13, tables, 32, (128,), (128, 64))
+        placed = [kinds[i % len(kinds)] for i in range(len(tables))]
+        plan = ShardingPlan(
+            tuple(
+                TableSharding(
+                    t.name,
+                    kind,
+                    (i // 2 % RANKS,) if kind is ShardingType.TABLE_WISE else tuple(range(RANKS)),
+                )
+                for i, (t, kind) in enumerate(zip(tables, placed, strict=True))
+            )
+        )
+        design = Design(model, Training(batch), Fusion(fusion), plan, system)
+        named.append(NamedDesign(f"sharded-{position}", design))
+    return named
+
+
 def validate_unseen(folder: Path, *, budget_s: float, say: Callable[[str], None]) -> Outcome:
-    """Calibrate into `folder`, predict the twelve, measure them; about twice `budget_s` in all.
+    """Calibrate into `folder`, predict the designs, measure them; about twice `budget_s` in all.
 
     Args:
         folder: for samples and profile; samples in it are used as well.
@@ -144,68 +184,102 @@ def validate_unseen(folder: Path, *, budget_s: float, say: Callable[[str], None]
         say: told a sentence a step.
     """
     begin = time.perf_counter()
-    designs = unseen_designs(measured_system("cpu"))
-    settings = Settings(threads=1, max_seconds=SECONDS_A_DESIGN)
-    measured: dict[str, list[DesignSample]] = {d.name: [] for d in designs}
+    system = measured_system("cpu")
+    designs, sharded = unseen_designs(system), sharded_designs() if cores() >= RANKS else []
+    times: dict[str, list[float]] = {d.name: [] for d in [*designs, *sharded]}
     for round_ in range(ROUNDS):
         collect(folder / "samples", device="cpu", budget_s=budget_s / ROUNDS, say=say)
         for named in designs:
             say(f"round {round_ + 1} of {ROUNDS}: {named.name}")
-            measured[named.name].append(measure_isolated(named, settings))
+            sample = measure_iteration(
+                named.design, device="cpu", min_iterations=5, max_seconds=SECONDS_A_DESIGN
+            )
+            times[named.name].append(sample.median_us)
+        for named in sharded if round_ % SHARDED_EVERY == 0 else ():
+            say(f"round {round_ + 1} of {ROUNDS}: {named.name}, {RANKS} processes")
+            times[named.name].append(_together_us(named))
     fit_profile(folder / "samples", folder / "profile", name="this-cpu")
-    profile = load_profile(str(folder / "profile"))
-    predictor = Predictor(profile)
-    rows = tuple(_row(d, predictor.iteration_time_us(d.design), measured[d.name]) for d in designs)
+    pricing, profile = profile_pricing(str(folder / "profile")), load_profile(str(folder / "profile"))
+    rows = [_row(d, pricing.iteration_us(d.design), times[d.name]) for d in [*designs, *sharded]]
     kernels = sum(
         e.n for e in profile.known_errors if not e.kernel.endswith("*") and e.kernel != "iterations"
     )
-    return Outcome(rows, profile.device.description, kernels, time.perf_counter() - begin)
+    return Outcome(
+        tuple(rows[: len(designs)]),
+        profile.device.description,
+        kernels,
+        time.perf_counter() - begin,
+        tuple(rows[len(designs) :]),
+    )
 
 
-def _row(named: NamedDesign, predicted_us: float, samples: Sequence[DesignSample]) -> Row:
-    medians = [s.iteration.median_us for s in samples if s.iteration is not None]
-    if not medians:
-        raise RuntimeError(f"{named.name} could not be measured: {samples[0].detail}")
-    middle = statistics.median(medians)
+def _together_us(named: NamedDesign) -> float:
+    """An iteration of a sharded design, trained by processes of one thread each."""
+    settings = Settings(threads=1, max_seconds=SECONDS_A_DESIGN, max_ranks=RANKS, profile=False)
+    sample = measure_isolated(named, settings)
+    if sample.iteration is None:
+        raise RuntimeError(f"{named.name} could not be measured: {sample.detail}")
+    return sample.iteration.median_us
+
+
+def _row(named: NamedDesign, predicted_us: float, measured_us: Sequence[float]) -> Row:
+    middle = statistics.median(measured_us)
     return Row(
         named.name,
         _what(named.design),
         predicted_us / US_PER_MS,
         middle / US_PER_MS,
-        float(100 * np.ptp(medians) / middle),
+        float(100 * np.ptp(measured_us) / middle),
     )
 
 
 def _what(design: Design) -> str:
     model, training, fusion = design.model, design.training, design.fusion
+    kinds = sorted({str(t.type) for t in design.sharding.tables})
+    placed = f", {' and '.join(kinds)}" if design.system.world_size > 1 else ""
     return (
         f"batch {training.global_batch}, {len(model.tables)} tables × {model.embedding_dim}, "
-        f"{model.interaction}, {fusion.embedding}, {training.optimizer}"
+        f"{model.interaction}, {fusion.embedding}, {training.optimizer}{placed}"
     )
 
 
 def table_of(outcome: Outcome) -> str:
     """The outcome as a Markdown table with its summary."""
-    lines = ["| design | predicted ms | measured ms | spread % | error % |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {r.what} | {r.predicted_ms:.2f} | {r.measured_ms:.2f} | {r.spread_pct:.0f} | {r.error_pct:+.1f} |"
-        for r in outcome.rows
-    ]
     summary = (
         f"MAPE {outcome.mape_pct:.1f} %, GMAE {outcome.gmae_pct:.1f} %, Kendall's tau {outcome.tau:.3f}; the design "
         f"predicted to be the best of {len(outcome.rows)} is {outcome.best_pct:.1f} % slower than the best. "
         f"{outcome.device}, one thread, {outcome.seconds / 60:.1f} minutes in all; spread is the range of "
         f"{ROUNDS} rounds over their median."
     )
-    return "\n".join([*lines, "", summary, ""])
+    return "\n".join([*_lines(outcome.rows), "", summary, ""])
 
 
-def put_table(path: Path, table: str) -> None:
-    """Replace what stands between the two marks of a Markdown file."""
+def sharded_table_of(outcome: Outcome) -> str:
+    """The sharded designs likewise."""
+    if not outcome.sharded:
+        return f"This machine has no core for each of {RANKS} processes.\n"
+    predicted, measured = (
+        [r.predicted_ms for r in outcome.sharded],
+        [r.measured_ms for r in outcome.sharded],
+    )
+    summary = f"MAPE {mape_pct(predicted, measured):.1f} %; {RANKS} processes of one thread, gloo, wall time."
+    return "\n".join([*_lines(outcome.sharded), "", summary, ""])
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    head = ["| design | predicted ms | measured ms | spread % | error % |", "|---|---|---|---|---|"]
+    return head + [
+        f"| {r.what} | {r.predicted_ms:.2f} | {r.measured_ms:.2f} | {r.spread_pct:.0f} | {r.error_pct:+.1f} |"
+        for r in rows
+    ]
+
+
+def put_table(path: Path, table: str, *, start: str = START) -> None:
+    """Replace what stands between a mark and the next end in a Markdown file."""
     text = path.read_text(encoding="utf-8")
-    head, _, rest = text.partition(START)
+    head, _, rest = text.partition(start)
     _, _, tail = rest.partition(END)
-    path.write_text(f"{head}{START}\n{table}\n{END}{tail}", encoding="utf-8")
+    path.write_text(f"{head}{start}\n{table}\n{END}{tail}", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/validate-cpu"))
-    parser.add_argument("--budget", type=duration_s, default=210.0, help="for calibrating, e.g. 4m")
+    parser.add_argument("--budget", type=duration_s, default=270.0, help="for calibrating, e.g. 4m")
     parser.add_argument("--document", type=Path, help="Markdown file that gets the table")
     options = parser.parse_args(arguments)
     import torch
@@ -225,10 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         budget_s=options.budget,
         say=lambda text: print(text, file=sys.stderr),  # noqa: T201
     )
-    table = table_of(outcome)
-    print(table)  # noqa: T201
-    if options.document:
-        put_table(options.document, table)
+    tables = {START: table_of(outcome), SHARDED_START: sharded_table_of(outcome)}
+    for start, table in tables.items():
+        print(table)  # noqa: T201
+        if options.document:
+            put_table(options.document, table, start=start)
     return 0
 
 

@@ -5,10 +5,9 @@ What is in the folder already is not measured again, so that a sweep can be ende
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from perfcore.errors import DesignError, PerfcoreError, UnsupportedError
 from perfcore.graph import kernels as k
 from perfcore.graph.kernels import DType
 from perfcore.measure.collective_sweep import measure_collectives, worlds
+from perfcore.measure.device_state import busy_before, device_state
 from perfcore.measure.failures import breaks_the_device, first_line, status_of
 from perfcore.measure.files import cannot_write
-from perfcore.measure.host import cache_bytes, cores, measured_system
+from perfcore.measure.host import cache_bytes, measured_system
 from perfcore.measure.iteration import check_device, indexed, measure_iteration
 from perfcore.measure.kernel_cases import CPU_LIMITS, CUDA_LIMITS, Case, dense_cases
 from perfcore.measure.kernels import Timing, time_case
@@ -42,13 +42,13 @@ from perfcore.measure.table_cases import copy_cases, table_cases
 
 LOOP_SHARE = 0.4
 COLLECTIVE_SHARE = 0.06
+SHORTEST_LOOP_S = 0.4  # of one that is measured again
 FEWEST_LOOPS = 8  # below, a fit has too little to go by: measured also when the time is up
 # What one kernel may take: a share of the budget, within bounds.
 CASE_SHARE, SHORTEST_CASE_S, LONGEST_CASE_S = 1 / 2000, 0.03, 0.3
 CUDA_BATCH_SCALE = 16
 FORGET_EVERY = 20
 NOISY = 0.2
-BUSY_PCT = 20
 _GO_ON = "What was measured so far is kept; run the same command again to go on."
 Say = Callable[[str], None]
 
@@ -173,22 +173,37 @@ def _loops(
     until: float,
     say: Say,
 ) -> tuple[int, list[str]]:
-    """Measure loops that have no sample yet; each gets an equal share of the time that is left."""
+    """Measure loops that have no sample yet, then those with the fewest again: a machine is not the same at all times.
+
+    Each gets an equal share of the time that is left.
+    """
     samples = read_samples(folder.loops) if folder.loops.exists() else []
-    done = {s.name for s in samples}
-    missing = [d for d in designs if d.name not in done]
-    refused = []
-    for number, named in enumerate(missing):
+    before, refused = len(samples), []
+    todo = _loops_to_measure(designs, samples, seconds=until - time.perf_counter())
+    for number, named in enumerate(todo):
         left = until - time.perf_counter()
-        if left <= 0 and len(samples) >= FEWEST_LOOPS:
+        if left <= 0 and len({s.name for s in samples}) >= FEWEST_LOOPS:
             break
         say(f"training loop {named.name}")
-        sample = _loop(folder, named, device=device, seconds=max(left, 0.0) / (len(missing) - number))
+        sample = _loop(folder, named, device=device, seconds=max(left, 0.0) / (len(todo) - number))
         if sample.iteration is None:
             refused.append(f"{named.name}: {sample.detail}")
         samples.append(sample)
         write_samples(folder.loops, samples, environment=here)
-    return len(samples) - len(done), refused
+    return len(samples) - before, refused
+
+
+def _loops_to_measure(
+    designs: Sequence[NamedDesign], samples: Sequence[DesignSample], *, seconds: float
+) -> list[NamedDesign]:
+    """All that are missing, and as many of the others as the time suffices for."""
+    counts = Counter(s.name for s in samples)
+    refused = {s.name for s in samples if s.iteration is None}
+    missing = [d for d in designs if d.name not in counts]
+    known = sorted(
+        (d for d in designs if d.name in counts and d.name not in refused), key=lambda d: counts[d.name]
+    )
+    return [*missing, *known[: max(0, int(seconds / SHORTEST_LOOP_S) - len(missing))]]
 
 
 def in_any_order(*lists: Sequence[NamedDesign]) -> list[NamedDesign]:
@@ -302,39 +317,6 @@ def _check_same_device(folder: SampleFolder, here: dict[str, Any]) -> None:
                 f"but this is {here['device']} with {here['threads']}.",
                 hint="Name another folder with --out.",
             )
-
-
-def device_state(device: str) -> dict[str, Any]:
-    """How it is now, nothing is changed: clocks, temperature, power and use of a GPU where `nvidia-smi` tells; load."""
-    load = {"load": round(os.getloadavg()[0], 2)} if hasattr(os, "getloadavg") else {}
-    if not device.startswith("cuda"):
-        return load
-    query = "clocks.sm,clocks.mem,temperature.gpu,power.draw,utilization.gpu,driver_version"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", _smi_id(device)]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return load
-    return load | dict(zip(query.split(","), (v.strip() for v in answer.split(",")), strict=False))
-
-
-def busy_before(state: Mapping[str, Any]) -> str:
-    """What else used the device before the first measurement, in a sentence; empty where nothing did."""
-    used = str(state.get("utilization.gpu", ""))
-    if used.isdecimal():
-        return (
-            f"The GPU was {used} % in use before: another process is on it." if int(used) >= BUSY_PCT else ""
-        )
-    load, room = float(state.get("load", 0.0)), cores()
-    if load >= room * BUSY_PCT / 100:
-        return f"The machine's load was {load:g} on {room} cores before: other programs are running."
-    return ""
-
-
-def _smi_id(device: str) -> str:
-    """What `nvidia-smi` calls the device: torch counts only those that it may see."""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return f"GPU-{uuid}" if uuid else device.partition(":")[2]
 
 
 def system_to_dict(system: Any) -> dict[str, Any]:

@@ -136,6 +136,21 @@ def read_samples(path: Path) -> list[DesignSample]:
     return [sample_from_dict(s) for s in data["samples"]]
 
 
+def middle_samples(samples: Sequence[DesignSample]) -> list[DesignSample]:
+    """Of each name one sample: that of the median time, the lower of two, where it was measured at all."""
+    by_name: dict[str, list[DesignSample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    out = []
+    for found in by_name.values():
+        timed = sorted(
+            (s for s in found if s.iteration is not None),
+            key=lambda s: s.iteration.median_us,  # type: ignore[union-attr]
+        )
+        out.append(timed[(len(timed) - 1) // 2] if timed else found[0])
+    return out
+
+
 def environment(device: str) -> dict[str, Any]:
     """Versions and the device, so that a sample can be understood elsewhere; no user, host or path."""
     import torch

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfcore.cost.measured import MeasuredModel
 from perfcore.errors import ProfileError
-from perfcore.measure.record import DesignSample, read_samples
+from perfcore.measure.record import DesignSample, middle_samples, read_samples
 from perfcore.measure.samples import KernelSample, SampleFolder
 from perfcore.overheads import OverheadTable, to_json
 from perfcore.profile.build import MEASURED
@@ -57,7 +57,7 @@ def fit_profile(samples: Path, out: Path, *, name: str | None = None) -> FittedP
     check_output(out)
     folder = SampleFolder(samples)
     timed, environment = folder.samples(), _environment(folder)
-    loops = read_samples(folder.loops) if folder.loops.exists() else []
+    loops = middle_samples(read_samples(folder.loops)) if folder.loops.exists() else []
     cold = [s for s in timed if s.timing.cache == "cold"]
     fits = fit_kernels(cold)
     overheads, errors = _overheads(fits, loops, folder, environment)

@@ -124,10 +124,31 @@ def priced_system(name_or_path: str, system: System) -> System:
         ProfileError: there is no such profile, or it is corrupt.
         HardwareError: the measured machine has no room for so many ranks.
     """
+    return on_machine(measured_machine(name_or_path), system)
+
+
+def measured_machine(name_or_path: str) -> tuple[Device, Node | None] | None:
+    """The device that a profile describes itself, and its machine; `None` for a profile of the catalogue.
+
+    Raises:
+        ProfileError: there is no such profile, or it is corrupt.
+    """
     data = read_json(find_profile(name_or_path) / "profile.json")
     if "device" not in data or not isinstance(data.raw("device"), dict):
+        return None
+    return _catalogue_device(data), _own_node(data)
+
+
+def on_machine(machine: tuple[Device, Node | None] | None, system: System) -> System:
+    """The system with as many ranks on another machine, where there is one.
+
+    Raises:
+        HardwareError: the machine has no room for so many ranks.
+    """
+    if machine is None:
         return system
-    return System(_catalogue_device(data), _own_node(data) or system.node, system.world_size)
+    device, node = machine
+    return System(device, node or system.node, system.world_size)
 
 
 def profile_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,8 @@ from perfcore.measure import collect as sweep
 from perfcore.measure import iteration
 from perfcore.measure import world as ranks
 from perfcore.measure.batch import make_batch
-from perfcore.measure.collect import collect, device_state
+from perfcore.measure.collect import collect
+from perfcore.measure.device_state import device_state
 from perfcore.measure.iteration import _captured as captured_step
 from perfcore.measure.iteration import indexed, measure_iteration, step_of
 from perfcore.measure.kernel_cases import CUDA_LIMITS, Case
@@ -216,7 +218,7 @@ def test_clocks_are_read_where_they_are_told(monkeypatch: pytest.MonkeyPatch, an
         asked.append(command)
         return SimpleNamespace(stdout=answer)
 
-    monkeypatch.setattr(sweep.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
     found = device_state("cuda:0")
     assert asked[0][-2:] == ["-i", "GPU-1234"]
@@ -225,7 +227,7 @@ def test_clocks_are_read_where_they_are_told(monkeypatch: pytest.MonkeyPatch, an
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace())
     device_state("cuda:1")
     assert asked[1][-2:] == ["-i", "1"]
-    monkeypatch.setattr(sweep.subprocess, "run", partial(_missing))
+    monkeypatch.setattr(subprocess, "run", partial(_missing))
     assert "temperature.gpu" not in device_state("cuda:0")
 
 

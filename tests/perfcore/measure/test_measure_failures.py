@@ -17,7 +17,8 @@ from perfcore.errors import ProfileError, UnsupportedError
 from perfcore.measure import collect as sweep
 from perfcore.measure import files, isolate
 from perfcore.measure.__main__ import main
-from perfcore.measure.collect import Collected, busy_before, collect
+from perfcore.measure.collect import Collected, collect
+from perfcore.measure.device_state import busy_before
 from perfcore.measure.failures import breaks_the_device, first_line, status_of
 from perfcore.measure.isolate import Settings, measure_here
 from perfcore.measure.iteration import check_device
