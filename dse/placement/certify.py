@@ -28,7 +28,7 @@ from dse.placement.design_problem import (
 )
 from dse.placement.labels import Labels
 from dse.placement.options import tables_capacity_bytes
-from dse.placement.plan_time import plan_times_us
+from dse.placement.plan_time import PlanTimes
 from dse.placement.problem import Array, Assignment, Problem, loads_of
 from dse.placement.shard_costs import shard_costs
 from dse.placement.shortage import capacity_remedy, memory_problem, refusal, shortage_of
@@ -201,6 +201,7 @@ class PlanSearch:
             capacity_bytes=self.problem.capacity_bytes,
         )
         self.feed_us = feed_us(self.design)
+        self.times = PlanTimes(self.predictor, self.design, self.options, self.costs)
 
     def _problem(self) -> DesignProblem:
         """What may be chosen; takes away from the options what the limits do."""
@@ -269,6 +270,7 @@ class PlanSearch:
             seed=self.seed + round_ - 1,
             time_limit_s=max(_SEARCH_SHARE * self.left_s, _LEAST_SEARCH_S),
             start=start,
+            enough=bound.lower_us - surrogate.constant_us,
         )
         if loads_of(surrogate.problem, found).overflow_bytes(surrogate.problem) <= 0:
             self.found[number] = found
@@ -282,7 +284,7 @@ class PlanSearch:
 
     def offer(self, plans: Sequence[ShardingPlan]) -> Array:
         """`(n,)` predicted times of plans that fit; the best so far is kept."""
-        times_us = plan_times_us(self.predictor, self.design, plans)
+        times_us = self.times(plans)
         i = int(np.argmin(times_us))
         if times_us[i] < self.upper_us * (1 - _SAME):
             self.plan, self.upper_us = plans[i], float(times_us[i])
@@ -401,7 +403,7 @@ def _alternatives(run: PlanSearch) -> list[tuple[Alternative, ...]]:
     exact = run._affordable(len(changes))
     times = [c.estimate_us for c in changes]
     if exact:
-        times[:exact] = plan_times_us(run.predictor, run.design, [c.plan for c in changes[:exact]]).tolist()
+        times[:exact] = run.times([c.plan for c in changes[:exact]]).tolist()
     out: list[list[Alternative]] = [[] for _ in run.plan.tables]
     for i, (change, us) in enumerate(zip(changes, times, strict=True)):
         out[change.table].append(

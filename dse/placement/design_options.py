@@ -212,6 +212,18 @@ class Options:
         found = [known.get((t, p.type, len(p.ranks)), -1) for t, p in enumerate(plan.tables)]
         return None if min(found) < 0 else np.array(found, dtype=np.int64)
 
+    def joined(self, option: int, ranks: Ints) -> tuple[Ints, Ints]:
+        """`(s',)` ranks and probes of an option's shards at `(s,)` ranks, pieces that share a rank being one shard."""
+        o = self.options[option]
+        family = int(self.ways.family[(self.ways.table == o.table) & (self.ways.flag == o.flag)][0])
+        fine = int(self.ways.pieces[family]) // o.pieces
+        first, counts = np.unique(ranks[:: o.parts], return_counts=True)
+        at = (first[:, None] + np.arange(o.parts)).ravel()
+        sizes = _row_sizes(self.design.model.tables[o.table].num_embeddings, o.parts)
+        larger = np.tile(np.array(sizes) < sizes[0], len(first)).astype(np.int64)
+        probes = self.ways.probe[family, np.repeat(counts, o.parts) * fine - 1, larger]
+        return at, probes
+
     def restricted(self, kept: Mask) -> Options:
         """Without the options that `(o,)` leaves out."""
         options = tuple(o for o, k in zip(self.options, kept, strict=True) if k)

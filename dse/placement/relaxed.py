@@ -72,6 +72,7 @@ class Variable:
         each: `(p,)` what a shard adds to its rank.
         everywhere: `(p,)` what a shard adds to every rank.
         collective: the kernel of a collective.
+        exact: durations are these sums, not at least these.
     """
 
     label: str
@@ -81,6 +82,7 @@ class Variable:
     each: Array
     everywhere: Array
     collective: Collective | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Program:
         constant_us: `(n, S)` duration or host time of steps that no plan changes, of n designs with these steps.
         variable: `(S,)` the variable of a step, -1 where it is constant.
         variables: `(v,)`.
+        need: `(S,)` which of `needs` a step asks for, -1 for none.
+        needs: `(p,)` each: a rank without such a shard does not run the step.
     """
 
     kinds: tuple[int, ...]
@@ -117,6 +121,8 @@ class Program:
     constant_us: Array
     variable: Ints
     variables: tuple[Variable, ...]
+    need: Ints
+    needs: tuple[Mask, ...]
 
     def cut(self, values_us: Array, *, number: int = 0) -> tuple[float, Cut]:
         """The iteration time of one of the designs at `(v,)` durations, and the cycle that decides it."""
@@ -209,6 +215,8 @@ def program_of(
     costs: ShardCosts,
     dense: DenseCosts,
     overheads: OverheadTable,
+    *,
+    whole: bool = False,
 ) -> Program:
     """The steps of all plans that have shards of exactly these kinds.
 
@@ -218,13 +226,15 @@ def program_of(
         costs: of all probes.
         dense: of what no plan changes.
         overheads: host times of ops.
+        whole: for times rather than bounds: with the ops that not every rank is sure to run.
 
     Raises:
         UnsupportedError: the ops of a class do not follow those of its shards.
     """
     dims = replaced(dense.dims, shards=reference_shards(options, kinds))
     graph = DlrmBuilder(dims).graph(dense.structure)
-    return _Builder(graph, options, kinds, costs).program(dense.durations_us(graph), overheads)
+    builder = _Builder(graph, options, kinds, costs, whole=whole)
+    return builder.program(dense.durations_us(graph), overheads)
 
 
 class DenseCosts:
@@ -302,15 +312,23 @@ class _Builder:
     """Turns the steps of a reference plan's rank 0 into a program."""
 
     def __init__(
-        self, graph: WorkloadGraph, options: Options, kinds: tuple[int, ...], costs: ShardCosts
+        self,
+        graph: WorkloadGraph,
+        options: Options,
+        kinds: tuple[int, ...],
+        costs: ShardCosts,
+        *,
+        whole: bool,
     ) -> None:
         self._graph, self._options, self._kinds, self._costs = graph, options, kinds, costs
         self._of_class = np.isin(options.probe_flag, kinds)
         self._variables: list[Variable] = []
-        self._rows: list[tuple[Any, Array | float, int]] = []
+        self._rows: list[tuple[Any, Array | float, int, int]] = []
+        self._needs: list[Mask] = []
+        self._need = -1
         self._places = _places(graph)
         self._op_costs = {name: self._aligned(name) for name in costs.ops}
-        self._unsure = {POOLED, STAGED} <= set(kinds)
+        self._unsure = {POOLED, STAGED} <= set(kinds) and not whole
         # The bucket that takes in the gradients of replicated tables.
         buckets = [r.name for r in graph.regions if r.name.startswith("all_reduce/")]
         self._last_bucket = buckets[-1] if REPLICATED in kinds and buckets else ""
@@ -328,7 +346,7 @@ class _Builder:
         ):
             if not taken[i]:
                 continue
-            place = self._places[op]
+            place, self._need = self._places[op], -1
             constant: Array | float = steps.durations_us[launch, :, 0] if launch >= 0 else us
             if place.region in self._costs.stays:
                 if place.region not in stayed:
@@ -336,11 +354,12 @@ class _Builder:
                 stayed.add(place.region)
             elif place.region in self._op_costs and (place.region, place.position) not in LOCAL_PERMUTES:
                 sure = not self._unsure or elsewhere[i]
+                self._need = -1 if elsewhere[i] else self._needed(place)
                 self._placed(table[i], place, constant, launch - first_launch.get(op, 0), sure=sure)
             elif place.region == self._last_bucket:
                 self._bucket(table[i], place, constant)
             else:
-                self._rows.append((table[i], constant, -1))
+                self._append(table[i], constant, -1)
         return self._built(steps.num_candidates)
 
     def _built(self, designs: int) -> Program:
@@ -354,6 +373,8 @@ class _Builder:
             np.stack([np.broadcast_to(row[1], designs) for row in self._rows], axis=1),
             np.array([row[2] for row in self._rows], dtype=np.int64),
             tuple(self._variables),
+            np.array([row[3] for row in self._rows], dtype=np.int64),
+            tuple(self._needs),
         )
 
     def _aligned(self, region: str) -> list[OpCost]:
@@ -372,25 +393,45 @@ class _Builder:
         """A step of an op whose launches plans decide."""
         if step["launch"] < 0:
             if sure:
-                self._rows.append((step, constant, -1))
+                self._append(step, constant, -1)
             return
         cost = self._op_costs[place.region][place.position]
         launch = cost.launches[position]
         if sure:
-            self._rows.append((step, 0.0, self._variable(place.region, cost.name, launch)))
+            self._append(step, 0.0, self._variable(place.region, cost.name, launch))
         else:
             staying = step.copy()
             staying["opcode"], staying["launch"], staying["awaited"] = Opcode.HOST, -1, 0
-            self._rows.append(
-                (staying, 0.0, self._variable(place.region, cost.name, replace(launch, base=0.0)))
-            )
+            launch = replace(launch, base=0.0)
+            self._append(staying, 0.0, self._variable(place.region, cost.name, launch))
+
+    def _needed(self, place: _Place) -> int:
+        """Which shards a rank must hold to run an op."""
+        present = self._op_costs[place.region][place.position].present
+        for i, known in enumerate(self._needs):
+            if known is present:
+                return i
+        self._needs.append(present)
+        return len(self._needs) - 1
+
+    def _append(self, step: Any, constant: Array | float, variable: int) -> None:
+        self._rows.append((step, constant, variable, self._need))
 
     def _variable(self, region: str, name: str, launch: LaunchCost) -> int:
         role = Role.RANK
         if launch.collective is not None:
             role = Role.FULLEST if launch.each.any() else Role.TOTAL
         self._variables.append(
-            Variable(name, region, role, launch.base, launch.each, launch.everywhere, launch.collective)
+            Variable(
+                name,
+                region,
+                role,
+                launch.base,
+                launch.each,
+                launch.everywhere,
+                launch.collective,
+                launch.exact,
+            )
         )
         return len(self._variables) - 1
 
@@ -401,12 +442,12 @@ class _Builder:
         for clock, each, base in ((HOST_CLOCK, stay.host, stay.host_base), (_COMPUTE, stay.compute, 0.0)):
             step = np.zeros((), dtype=STEP)
             step["opcode"], step["target"], step["launch"], step["mask"] = Opcode.HOST, clock, -1, -1
-            self._variables.append(Variable(region, region, Role.RANK, base, each, nothing))
-            self._rows.append((step[()], 0.0, len(self._variables) - 1))
+            self._variables.append(Variable(region, region, Role.RANK, base, each, nothing, exact=False))
+            self._append(step[()], 0.0, len(self._variables) - 1)
 
     def _bucket(self, step: Any, place: _Place, constant: Array | float) -> None:
         if step["launch"] < 0:
-            self._rows.append((step, constant, -1))
+            self._append(step, constant, -1)
             return
         assert place.op is not None
         kernel = resolve(place.op.launches[0].kernel)
@@ -417,7 +458,7 @@ class _Builder:
         self._variables.append(
             Variable(place.op.name, place.region, Role.TOTAL, base, np.zeros(len(reduced)), reduced, kernel)
         )
-        self._rows.append((step, 0.0, len(self._variables) - 1))
+        self._append(step, 0.0, len(self._variables) - 1)
 
     def _reference_reduced_bytes(self) -> float:
         """Gradient bytes of the tables that the reference plan replicates."""

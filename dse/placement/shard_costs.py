@@ -60,7 +60,8 @@ class LaunchCost:
     """One launch over probes: µs, or bytes of a collective.
 
     Attributes:
-        base: what a rank pays whatever it holds, if it holds anything.
+        base: what a rank pays at least, if it holds anything.
+        exact: it pays neither more nor less, and shards add up.
         each: `(p,)` what a shard adds to its rank.
         everywhere: `(p,)` what a shard adds to every rank, wherever it is.
         collective: the kernel, for collectives.
@@ -70,6 +71,7 @@ class LaunchCost:
     each: Array
     everywhere: Array
     collective: Collective | None
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,14 +219,16 @@ def _launch(kernel: object, thrice: Sequence[Array], present: Mask) -> LaunchCos
     collective = kernel if isinstance(kernel, Collective) else None
     if not affine:
         nothing = np.zeros(len(once))
-        return LaunchCost(0.0, nothing, nothing, collective)
+        return LaunchCost(0.0, nothing, nothing, collective, exact=False)
     bases = (2 * once - twice)[present, 0]
     sure = bool(len(bases)) and bool((once[present, 0] > 0).all())
     base = max(float(bases.min()), 0.0) if sure else 0.0
+    exact = not len(bases) or bool(np.abs(bases - base).max() <= _AFFINE * max(float(once.max()), 1.0))
     # What rank 1 sees of a shard on rank 0, every rank sees; an all-to-all takes as long as its fullest rank.
     shared = collective is None or collective.kind is not CollectiveKind.ALL_TO_ALL
     everywhere = np.maximum(slope[:, 1], 0.0) if shared else np.zeros(len(once))
-    return LaunchCost(base, np.maximum(slope[:, 0] - everywhere, 0.0), everywhere, collective)
+    each = np.maximum(slope[:, 0] - everywhere, 0.0)
+    return LaunchCost(base, each, everywhere, collective, exact)
 
 
 def _stay(region: Region, cost: CostModel, overheads: OverheadTable, probes: int) -> StayCost:
