@@ -10,12 +10,12 @@ import numpy as np
 from dse.placement.bound import Bound, lower_bound
 from dse.placement.dominance import Reduced, reduced
 from dse.placement.exact import MOST_COLUMNS, size_of, solve_exactly
-from dse.placement.problem import Array, Assignment, Problem, loads_of
+from dse.placement.problem import Array, Assignment, Ints, Problem, loads_of
 
 # An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
 PROVEN = 1e-5
-# Shares of the time limit: for the first search, and for the bound with whole numbers.
-_SEARCH, _BOUND = 0.35, 0.25
+# Shares of the time limit: for the first search of a large or a small problem, and for the bound with whole numbers.
+_SEARCH, _SMALL_SEARCH, _BOUND = 0.35, 0.1, 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +70,12 @@ def certify(
     """
     began = time.perf_counter()
     run = _Run(reduced(problem), began + time_limit_s, seed)
+    small = size_of(run.problem) <= MOST_COLUMNS
     run.relax(0.0)
-    run.search(_SEARCH * time_limit_s, start)
+    run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s, start)
     if not run.closed:
         run.relax(min(_BOUND * time_limit_s, run.left_s))
-    if not run.closed and size_of(run.problem) <= MOST_COLUMNS:
+    if not run.closed and small:
         run.solve()
     elif not run.closed:
         run.search(run.left_s, None)
@@ -153,12 +154,13 @@ class _Run:
         self.bound = Bound(found.bound, self.bound.weights, self.bound.events)
 
 
-def _most_weight(problem: Problem, weights: Array | None) -> Array | None:
+def _most_weight(problem: Problem, weights: Array | None) -> Ints | None:
     """`(t,)` the option with the largest share of each table."""
     if weights is None:
         return None
     parts = np.split(weights, problem.first_option[1:-1])
-    return problem.first_option[:-1] + np.array([int(np.argmax(p)) for p in parts])
+    most: Ints = problem.first_option[:-1] + np.array([int(np.argmax(p)) for p in parts])
+    return most
 
 
 def _fits(problem: Problem, assignment: Assignment) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dse.placement.bound import options_of, rank_free_parts, steps_of
 from dse.placement.linear import Program, Rows, solve_whole
 from dse.placement.problem import Array, Assignment, Ints, Problem, Where, loads_of
-from dse.placement.bound import options_of, rank_free_parts, steps_of
 
 # Beyond so many counted columns the branch and bound gets nowhere in a minute.
 MOST_COLUMNS = 12_000
@@ -52,8 +52,11 @@ class _Counted:
 
 
 def size_of(problem: Problem) -> int:
-    """Counted columns that `solve_exactly` needs."""
-    return len(_counted(problem))
+    """Counted columns that `solve_exactly` needs; at least so many where that is more than it takes."""
+    moved = problem.where != Where.ALL
+    places = np.where(problem.where[moved] == Where.HOST, problem.ranks_per_host, 1)
+    least = int((problem.num_ranks // places).sum()) if problem.allowed is None else 0
+    return least if least > MOST_COLUMNS else len(_counted(problem))
 
 
 def solve_exactly(
