@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Keeps the logarithm of an exact prediction finite (GMAE of arXiv 2201.07821).
 GMAE_FLOOR = 4e-4
 PARETO = "pareto.csv"
+NOISY_PCT = 20.0  # interquartile range of the iterations over their median
 
 
 def validate_run(
@@ -189,9 +190,7 @@ def check_device(device: str) -> None:
     iteration.check_device(device)
 
 
-def _any_plan(
-    model: Model, training: Training, system: System, policy: str, fusion: Fusion
-) -> ShardingPlan:
+def _any_plan(model: Model, training: Training, system: System, policy: str, fusion: Fusion) -> ShardingPlan:
     """Tables whole, by turns: one device measures all of them wherever they were placed."""
     return ShardingPlan(
         tuple(
@@ -267,8 +266,17 @@ def _report(
         environment=environment,
         held_out_errors_pct=pricing.errors_pct,
         calibration=dict(pricing.facts),
-        warnings=pricing.warnings,
+        warnings=(*pricing.warnings, *_noise(designs)),
     )
+
+
+def _noise(designs: Sequence[ValidatedDesign]) -> list[str]:
+    """Where the measurement itself is not to be relied on."""
+    noisy = [d for d in designs if (d.spread_pct or 0.0) > NOISY_PCT]
+    if not noisy:
+        return []
+    named = ", ".join(f"{d.name} ({d.spread_pct:.0f} %)" for d in noisy)
+    return [f"iterations of {named} spread by more than {NOISY_PCT:g} %: another program was on the device"]
 
 
 def _errors(predicted: Sequence[float], measured: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

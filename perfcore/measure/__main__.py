@@ -13,7 +13,7 @@ from perfcore.errors import PerfcoreError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 2 the request is wrong."""
+    """Exit code: 0 done, 2 the request is wrong, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "one":
@@ -24,8 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _collect(options)
         return _run(options)
     except PerfcoreError as err:
-        print(f"{err.message} {err.hint or ''}".strip(), file=sys.stderr)  # noqa: T201
+        _say(f"{err.message} {err.hint or ''}".strip())
         return 2
+    except KeyboardInterrupt:
+        _say("interrupted; what was measured is kept, and the same command goes on")
+        return 130
 
 
 def _run(options: argparse.Namespace) -> int:

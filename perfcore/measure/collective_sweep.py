@@ -34,7 +34,9 @@ FP32_BYTES = 4
 
 
 def worlds(device: str) -> list[int]:
-    """Numbers of ranks that this machine has room for: 2, 4, 8."""
+    """Numbers of ranks that this machine has room for: 2, 4, 8; of a GPU that was named apart from the others none."""
+    if device.startswith("cuda") and device not in ("cuda", "cuda:0"):
+        return []
     room = torch.cuda.device_count() if device.startswith("cuda") else cores() // torch.get_num_threads()
     return [n for n in (2, 4, 8) if n <= min(room, MOST_RANKS)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfcore.design.design import Design
 from perfcore.design.sharding import ComputeKernel, ShardingType, TableSharding
@@ -13,6 +13,7 @@ SUPPORTED = (
     ShardingType.TABLE_COLUMN_WISE,
     ShardingType.ROW_WISE,
     ShardingType.TABLE_ROW_WISE,
+    ShardingType.GRID_SHARD,
     ShardingType.DATA_PARALLEL,
 )
 
@@ -87,6 +88,10 @@ def layout_of(design: Design) -> Layout:
         rows, dim = design.model.tables[table].num_embeddings, design.model.table_dims[table]
         if placed.type is ShardingType.DATA_PARALLEL:
             replicated.append(table)
+        elif placed.type is ShardingType.GRID_SHARD:
+            # On one machine each column piece is split by rows alike: a rank's pieces are whole rows.
+            once = replace(placed, type=ShardingType.ROW_WISE, ranks=placed.ranks[: design.system.world_size])
+            row_split += _row_shards(table, once, rows, dim)
         elif placed.type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE):
             row_split += _row_shards(table, placed, rows, dim)
         else:
@@ -96,9 +101,11 @@ def layout_of(design: Design) -> Layout:
 
 
 def can_run(design: Design) -> bool:
-    """Whether every table is placed in a way that the real model has."""
+    """Whether every table is placed in a way that the real model has: in device memory, grids on one machine."""
+    one_machine = design.system.world_size == design.system.local_world_size
     return all(
         placed.type in SUPPORTED
+        and (one_machine or placed.type is not ShardingType.GRID_SHARD)
         and (placed.kernel is ComputeKernel.FUSED or placed.type is ShardingType.DATA_PARALLEL)
         for placed in design.sharding.tables
     )

@@ -199,3 +199,21 @@ def test_a_captured_iteration_counts_its_launch(design: Design, predictor: Predi
     found = predictor.predict(captured)
     sums = predicted_classes_us(found, with_host=False)
     assert sum(sums.values()) == pytest.approx(sum(op.device_us for op in found.ops), rel=1e-6)
+
+
+def test_a_large_spread_warns(design: Design, tmp_path: Path) -> None:
+    steady = sample("a", design, 9000.0)
+    assert steady.iteration is not None
+    noisy = replace(
+        steady, name="b", iteration=replace(steady.iteration, iterations_us=(5000.0, 9000.0, 15000.0))
+    )
+    found = report_samples(
+        tmp_path,
+        [steady, noisy],
+        device="cpu",
+        tolerance_pct=5.0,
+        pricing=Pricing(lambda _: 9000.0, "a rule", warnings=("one of the pricing",)),
+        environment={},
+    )
+    assert found.warnings[0] == "one of the pricing"
+    assert found.warnings[1].startswith("iterations of b (56 %) spread by more than 20 %: another program")

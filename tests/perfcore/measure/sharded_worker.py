@@ -30,8 +30,9 @@ from perfcore.measure.sharded import ShardedDlrm, build_sharded, sharded_optimiz
 from perfcore.measure.world import joined
 
 STEPS = 2
-T, C, R, TR, D = (
-    ShardingType(k) for k in ("table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel")
+T, C, R, TR, G, D = (
+    ShardingType(kind)
+    for kind in ("table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel")
 )
 TABLES = (
     EmbeddingTable("a", 50, 2.0),
@@ -72,6 +73,7 @@ CASES: dict[str, Design] = {
     "row_wise": design(plan(*[(R, (0, 1))] * 4)),
     "table_row_wise": design(plan((TR, (1,)), (TR, (0, 1)), (TR, (1, 0)), (TR, (0,)))),
     "data_parallel": design(plan(*[(D, (0, 1))] * 4)),
+    "grid": design(plan(*[(G, (0, 1, 0, 1)), (T, (1,))] * 2), embedding=BATCHED),
     "mixed": design(MIXED),
     "mixed_batched": design(MIXED, embedding=BATCHED),
     "mixed_serial": design(MIXED, communication=Communication.SERIAL, interaction=Interaction.DCN_V2),

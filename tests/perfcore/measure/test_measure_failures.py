@@ -259,3 +259,14 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cannot be written"):
         collect(tmp_path / "file", device="cpu", budget_s=1.0)
     assert "disk is full" in files.cannot_write(tmp_path, OSError(errno.EDQUOT, "quota")).message
+
+
+def test_an_interruption_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "collect", interrupted)
+    assert main(["collect", "--device", "cpu", "--out", str(tmp_path)]) == 130
+    assert "what was measured is kept" in capsys.readouterr().err

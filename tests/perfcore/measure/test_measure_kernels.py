@@ -22,13 +22,20 @@ from perfcore.design.training import Optimizer
 from perfcore.errors import DesignError, PerfcoreError, ProfileError, UnsupportedError
 from perfcore.graph import kernels as k
 from perfcore.graph.dlrm import graph_of
-from perfcore.measure.collect import FEWEST_LOOPS, all_cases, collect, in_any_order
+from perfcore.measure.collect import (
+    FEWEST_LOOPS,
+    SHORTEST_LOOP_S,
+    _loops_to_measure,
+    all_cases,
+    collect,
+    in_any_order,
+)
 from perfcore.measure.iteration import IterationSample
 from perfcore.measure.kernel_cases import CPU_LIMITS, CUDA_LIMITS, Case, dense_cases
 from perfcore.measure.kernels import Timing, check_written, host_runs_us, time_case
 from perfcore.measure.loops import host_bound, kernel_bound, record_trace
 from perfcore.measure.plan import FEW, Plan
-from perfcore.measure.record import DesignSample, Status
+from perfcore.measure.record import DesignSample, Status, middle_samples
 from perfcore.measure.samples import KernelSample, SampleFolder, kernel_from_dict, kernel_to_dict
 from perfcore.measure.source import Source
 from perfcore.measure.table_cases import Tables, _fused_update, copy_cases, table_cases
@@ -276,3 +283,28 @@ def test_what_an_optimizer_keeps_of_a_table_counts_as_a_copys_own() -> None:
     assert len(list(time_case(case, source, cache_bytes=1e4, max_seconds=0.05))) == 2
     assert source.bytes >= 2 * (2 * 1000 * 8 * 4)
     assert len(built) == 1  # 64 copies of the moments of a large table would fill the machine's memory
+
+
+def loop(name: str, us: float | None) -> DesignSample:
+    design = host_bound(System(device("t4"), default_node("t4"), 1))[0].design
+    if us is None:
+        return DesignSample(name, design, Status.UNSUPPORTED, "no")
+    return DesignSample(name, design, Status.OK, iteration=IterationSample((us,) * 3, 1, 1, 0.5, "wall"))
+
+
+def test_of_several_timings_of_a_loop_the_middle_one_counts() -> None:
+    samples = [loop("a", us) for us in (5.0, 1.0, 3.0)] + [loop("b", us) for us in (None, 2.0, 9.0)]
+    found = middle_samples([*samples, loop("c", None)])
+    assert [s.name for s in found] == ["a", "b", "c"]
+    assert [s.iteration and s.iteration.median_us for s in found] == [3.0, 2.0, None]
+
+
+def test_loops_that_are_missing_come_first_and_others_as_time_allows() -> None:
+    designs = host_bound(System(device("t4"), default_node("t4"), 1))[:5]
+    names = [d.name for d in designs]
+    samples = [loop(names[0], 1.0), loop(names[0], 1.0), loop(names[1], 1.0), loop(names[2], None)]
+    todo = [d.name for d in _loops_to_measure(designs, samples, seconds=3.9 * SHORTEST_LOOP_S)]
+    assert todo == [names[3], names[4], names[1]]
+    assert len(_loops_to_measure(designs, samples, seconds=0.0)) == 2
+    everything = _loops_to_measure(designs, samples, seconds=100.0)
+    assert [d.name for d in everything] == [names[3], names[4], names[1], names[0]]  # not what is refused

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharded_worker import BATCHED, CASES, MIXED, WHOLE, D, R, T, design, plan
+from sharded_worker import BATCHED, CASES, MIXED, WHOLE, D, G, R, T, design, plan
 
-from perfcore.design.sharding import ComputeKernel, ShardingPlan, ShardingType, shards_of
+from perfcore.design.sharding import ComputeKernel, ShardingPlan, shards_of
 from perfcore.design.training import Precision
 from perfcore.graph.kernels import Bucket
 from perfcore.measure.isolate import Settings, measure_isolated, ranks_to_run
@@ -65,7 +65,7 @@ def test_ranks_train_what_one_process_trains(
         assert found[case]["moved"] > 1e-3  # what is compared has been trained
 
 
-@pytest.mark.parametrize("case", ["column_wise", "table_row_wise", "data_parallel", "mixed"])
+@pytest.mark.parametrize("case", ["column_wise", "table_row_wise", "data_parallel", "grid", "mixed"])
 def test_shards_are_those_that_are_predicted(case: str) -> None:
     sharded = CASES[case]
     shards, layout = shards_of(sharded.sharding, sharded.model, world_size=2), layout_of(sharded)
@@ -141,8 +141,10 @@ def test_placements_that_are_not_run_are_reduced_to_one_rank() -> None:
     on_host = design(ShardingPlan(tuple(placed)), embedding=BATCHED)
     assert not can_run(on_host)
     assert ranks_to_run(on_host, QUICK) == 1
-    placed[0] = replace(placed[0], type=ShardingType.GRID_SHARD, ranks=(0, 1), kernel=ComputeKernel.FUSED)
-    assert ranks_to_run(replace(on_host, sharding=ShardingPlan(tuple(placed))), QUICK) == 1
+    grid = design(plan((G, (0, 1)), (T, (1,)), (T, (0,)), (T, (1,))))
+    assert ranks_to_run(grid, QUICK) == 2
+    apart = replace(grid.system, node=replace(grid.system.node, gpus=1))  # a piece on each of two machines
+    assert ranks_to_run(grid.with_system(apart), QUICK) == 1
 
 
 def test_a_design_on_its_ranks_keeps_its_plan() -> None:
