@@ -35,8 +35,10 @@ def shards_of(name: str) -> list[tuple[int, int, int, int, int]]:
     return shards
 
 
-def sharding_plan(model: Any, compute_device: str = "cuda") -> Any:
+def sharding_plan(model: Any, compute_device: str = "cuda", names: dict[str, str] | None = None) -> Any:
     """The `ShardingPlan` of a model that holds these tables in `EmbeddingBagCollection`s.
+
+    `names` are the model's names of the plan's tables, where they differ: `{"table_0": "t_cat_0"}`.
 
     Raises:
         ValueError: the model's tables are not those of the plan, or the plan needs a GPU.
@@ -46,15 +48,17 @@ def sharding_plan(model: Any, compute_device: str = "cuda") -> Any:
 
     modules = {p: m for p, m in model.named_modules() if isinstance(m, EmbeddingBagCollection)}
     found = {c.name: c for m in modules.values() for c in m.embedding_bag_configs()}
-    if found.keys() != TABLES.keys():
-        raise ValueError(f"plan and model differ in the tables {sorted(found.keys() ^ TABLES.keys())}")
+    planned = {(names or {}).get(name, name): name for name in TABLES}
+    if found.keys() != planned.keys():
+        raise ValueError(f"plan and model differ in the tables {sorted(found.keys() ^ planned.keys())}")
     for name, config in found.items():
-        planned = (TABLES[name]["rows"], TABLES[name]["columns"])
-        if (config.num_embeddings, config.embedding_dim) != planned:
-            raise ValueError(f"the plan is for {planned} rows and columns of table {name}")
+        size = (TABLES[planned[name]]["rows"], TABLES[planned[name]]["columns"])
+        if (config.num_embeddings, config.embedding_dim) != size:
+            raise ValueError(f"the plan is for {size} rows and columns of table {name}")
     plans: Any = {
         path: EmbeddingModuleShardingPlan(
-            (c.name, parameter_sharding(c.name, compute_device)) for c in module.embedding_bag_configs()
+            (c.name, parameter_sharding(planned[c.name], compute_device))
+            for c in module.embedding_bag_configs()
         )
         for path, module in modules.items()
     }

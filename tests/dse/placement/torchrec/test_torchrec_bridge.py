@@ -26,7 +26,7 @@ from dse.placement.torchrec import (  # noqa: E402
 from dse.placement.torchrec.packages import quiet  # noqa: E402
 from dse.table_csv import bundled_tables  # noqa: E402
 from perfcore.design.model import EmbeddingTable  # noqa: E402
-from perfcore.design.sharding import ComputeKernel, ShardingType  # noqa: E402
+from perfcore.design.sharding import ComputeKernel, ShardingPlan, ShardingType  # noqa: E402
 from perfcore.design.training import Optimizer, Precision  # noqa: E402
 from perfcore.units import BYTES_PER_GIB  # noqa: E402
 
@@ -197,6 +197,16 @@ def test_a_model_with_other_tables_is_refused():
         plan(module_of(other))
     with pytest.raises(ValueError, match=r"\(40, 32\) rows and columns of table table_0"):
         plan(module_of(wider))
+
+
+def test_a_models_own_names_of_the_tables_can_be_given():
+    design = design_of([sharding(ShardingType.TABLE_WISE, [r]) for r in (3, 1)])
+    model = replace(design.model, tables=tuple(replace(t, name=f"cat {t.name}") for t in design.model.tables))
+    plan = ShardingPlan(tuple(replace(s, table=f"cat {s.table}") for s in design.sharding.tables))
+    module = module_of(replace(design, model=model, sharding=plan))
+    names = {t.name: f"cat {t.name}" for t in design.model.tables}
+    made = exported(design)["sharding_plan"](module, names=names).plan["0"]
+    assert {name: p.ranks for name, p in made.items()} == {"cat table_0": [3], "cat table_1": [1]}
 
 
 def test_a_plan_of_torchrecs_planner_is_read_and_exported_again():
