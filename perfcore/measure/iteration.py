@@ -161,7 +161,7 @@ def measure_iteration(
         peak,
         loss,
         clock,
-        notes,
+        (*notes, *([profiled.note] if profiled.note else [])),
         added_memory_bytes=added,
         op_us=profiled.op_us,
         device_active_us=profiled.active_us,
@@ -177,10 +177,16 @@ def explained(
     wanted: bool,
     keep: Path | None,
 ) -> Profiled:
-    """What the profiler says, if it was asked; a captured iteration does not tell its ops."""
+    """What the profiler says, if it was asked; a captured iteration does not tell its ops.
+
+    Where it fails, the iterations that were timed before are still good.
+    """
     if not wanted and keep is None:
         return Profiled({})
-    found = profile_steps(run, device=device, median_us=median_us, keep=keep)
+    try:
+        found = profile_steps(run, device=device, median_us=median_us, keep=keep)
+    except (RuntimeError, OSError) as err:
+        return Profiled({}, note=f"not profiled: {(str(err).strip().splitlines() or [repr(err)])[0]}")
     captured = design.fusion.launches is Launches.CUDA_GRAPH and device.startswith("cuda")
     return replace(found, op_us={}) if captured else found
 

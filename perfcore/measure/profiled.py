@@ -30,10 +30,12 @@ class Profiled:
     Attributes:
         op_us: time by class of op: of kernels on a GPU, of ops on a CPU, where they add up to the iteration.
         active_us: a GPU runs at least one kernel; `None` on a CPU.
+        note: why there is nothing, where there is nothing.
     """
 
     op_us: dict[str, float]
     active_us: float | None = None
+    note: str = ""
 
 
 def profile_steps(
@@ -65,7 +67,10 @@ def profile_steps(
         write_trace(profiler, keep.with_name(f"{keep.name}.kineto.json.gz"))
     events = profiler.events() or []
     if on_cuda:
-        return Profiled(_by_class(events, steps, on_cuda=True), _busy_us(events) / steps)
+        busy = _busy_us(events) / steps
+        if not busy:
+            return Profiled({}, note="the profiler saw no kernel of the GPU: it may not be allowed to")
+        return Profiled(_by_class(events, steps, on_cuda=True), busy)
     sums = _by_class(events, 1, on_cuda=False)
     whole = max(sum(sums.values()), 1e-9)
     return Profiled({name: us / whole * median_us for name, us in sums.items()})
@@ -84,7 +89,9 @@ def _observer(keep: Path) -> Any:
     from torch.profiler import ExecutionTraceObserver
 
     keep.parent.mkdir(parents=True, exist_ok=True)
-    return ExecutionTraceObserver().register_callback(str(keep.with_name(f"{keep.name}.et.json")))
+    observer = ExecutionTraceObserver()
+    observer.register_callback(str(keep.with_name(f"{keep.name}.et.json")))
+    return observer
 
 
 def _by_class(events: Iterable[Any], steps: int, *, on_cuda: bool) -> dict[str, float]:

@@ -83,7 +83,11 @@ def measure_rank(
         int(peak),
         loss,
         "cuda_events" if world.overlaps else "wall",
-        (*run_notes(design, device=device), *_rank_notes(design, world)),
+        (
+            *run_notes(design, device=device),
+            *_rank_notes(design, world),
+            *([profiled.note] if profiled.note else []),
+        ),
         ranks=world.size,
         added_memory_bytes=int(added),
         op_us=profiled.op_us,

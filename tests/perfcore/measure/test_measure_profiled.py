@@ -12,6 +12,7 @@ import pytest
 import torch
 from measure_designs import EAGER, small
 
+from perfcore.measure import iteration
 from perfcore.measure.iteration import measure_iteration
 from perfcore.measure.op_classes import OpClass
 from perfcore.measure.peak import MemoryWatch
@@ -132,3 +133,22 @@ def test_a_long_iteration_is_profiled_once() -> None:
     calls: list[int] = []
     profile_steps(lambda: calls.append(1), device="cpu", median_us=5e6)
     assert len(calls) == 1
+
+
+def test_a_profiler_that_fails_leaves_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Kineto is not available\nand more")
+
+    monkeypatch.setattr(iteration, "profile_steps", fails)
+    sample = measure_iteration(small(), min_iterations=2, max_seconds=0.05, profile=True)
+    assert sample.median_us > 0
+    assert sample.op_us == {}
+    assert sample.notes[-1] == "not profiled: Kineto is not available"
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_profiler_that_sees_no_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    found = profile_steps(lambda: torch.ones(2) + 1, device="cuda:0", median_us=1e6)
+    assert (found.op_us, found.active_us) == ({}, None)
+    assert "saw no kernel" in found.note
