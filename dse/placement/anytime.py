@@ -8,7 +8,7 @@ work give the same answer everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from dse.placement.local_search_data import (
 )
 from dse.placement.local_search_moves import anneal, copy_best, keep_best, schedule
 from dse.placement.problem import Array, Assignment, Ints, Problem, loads_of
+from dse.placement.problem_check import check_assignment, check_problem
 from dse.placement.starts import by_memory, by_size, start_options
 
 CHUNK = 20_000  # steps between two sums from scratch, which end the drift of rounding
@@ -37,15 +38,18 @@ _POOL = 8
 _STEPS_PER_TABLE, _FEWEST_STEPS, _MOST_STEPS = 100, 5_000, 4_000_000  # of a round
 _ROUNDS_OF_A_LENGTH = 6
 _HEATS = (0.1, 0.3, 0.1, 0.03)  # of the objective, per table
+_HEATS_OF_FEW = (0.1, 1.0, 0.3, 10.0, 0.03, 3.0)  # few large tables hold each other in place
+_FEW_TABLES = 64
 _COOLED = 0.01
 _NORMS = ((0.1, 4), (0.1, 6), (0.1, 4), (0.3, 5))  # weight and log2 of p
 _GREEDY_NORM = (1.0, 3)
 _SWAPS, _FOCUS, _MOVE_SAMPLES, _INSERT_SAMPLES = 0.35, 0.5, 2.0, 4.0
 _REPLACED = (0.05, 0.25)  # least and most share of changes of option
 _FEW_RANKS = 3.0  # over ranks: that share in between
-_OVERFLOW_WEIGHT = 100.0  # of the objective, for a rank's memory
+_OVERFLOW_WEIGHT, _GREEDY_OVERFLOW_WEIGHT = 3.0, 100.0  # of the objective, for a rank's memory
 _CLOSE = 1.03  # pool members that much worse than the best are left alone
 _OPEN_WORK = 3_000_000  # options times ranks, beyond which an open greedy start costs too much
+_LEAST_SHARE = 1e-6  # of the largest memory: a rank with less has that much when memory is shared out
 _TINY = 1e-300
 
 
@@ -87,7 +91,14 @@ class Search:
             start: an assignment to begin with, beside the usual starts.
             options: a `(t,)` choice of options (of `problem`) to begin with as well, e.g. a relaxation's;
                 tables whose choice was dropped as dominated are left open.
+
+        Raises:
+            SpaceError: the problem has no solution for want of tables or ranks, or the start is not one of its
+                assignments.
         """
+        check_problem(problem)
+        if start is not None:
+            check_assignment(problem, start)
         self._problem, self._reduced = problem, reduced(problem)
         self._small = self._reduced.problem
         self._data = data_of(self._small)
@@ -96,6 +107,7 @@ class Search:
         self._given = start
         self._pool = self._starts(start, [] if options is None else [self._translated(options)])
         self.round_steps = len(self._pool) * _ROUNDS_OF_A_LENGTH * self._first_steps
+        self._packing: Search | None = None
         self._rounds = self._schedule()
         self._cursor = _Cursor(next(self._rounds))
 
@@ -131,7 +143,7 @@ class Search:
         todo, s = cursor.round, self._state
         if cursor.done == 0:
             s.option[:], s.place[:] = todo.member.option, todo.member.place
-            s.settings[WEIGHT_OVER] = self._overflow_weight(todo.member.value[1])
+            s.settings[WEIGHT_OVER] = _OVERFLOW_WEIGHT * self._per_byte(todo.member.value[1])
         steps = min(CHUNK, todo.steps - cursor.done)
         rebuild(self._data, s, *todo.norm, np.zeros(len(s.base)))
         hot, cold = (todo.heat * _COOLED ** (i / todo.steps) for i in (cursor.done, cursor.done + steps))
@@ -151,18 +163,34 @@ class Search:
         i = 0
         while True:
             steps = min(_MOST_STEPS, first * 2 ** min(i // _ROUNDS_OF_A_LENGTH, 30))
+            if i % len(self._pool) == 0 and self.overflow_bytes > 0.0:
+                self._pack(steps)
             yield self._round(self._chosen(i), steps, i)
             i += 1
 
+    def _pack(self, steps: int) -> None:
+        """Search for an assignment that fits, whatever it costs."""
+        if self._packing is None:
+            self._packing = Search(_memory_alone(self._small), seed=self._seed)
+        packing, before = self._packing, self._packing.steps
+        while packing.steps < before + steps and packing.objective > 1.0:
+            packing.improve(CHUNK)
+        self.steps += packing.steps - before
+        self._pool = [*self._pool[:_POOL], self._placed(packing.best)]
+
     def _round(self, member: Best, steps: int, i: int) -> _Round:
+        heats = _HEATS_OF_FEW if self._few else _HEATS
         scale = max(float(member.value[1]), _TINY) / self._small.num_tables
-        return _Round(member, steps, scale * _HEATS[i % len(_HEATS)], _NORMS[i % len(_NORMS)])
+        return _Round(member, steps, scale * heats[i % len(heats)], _NORMS[i % len(_NORMS)])
+
+    @property
+    def _few(self) -> bool:
+        return self._small.num_tables <= _FEW_TABLES
 
     def _chosen(self, i: int) -> Best:
         leader = self._leader()
-        close = [
-            m for m in self._pool if m.value[0] <= leader.value[0] and m.value[1] <= leader.value[1] * _CLOSE
-        ]
+        limit = np.inf if self._few else leader.value[1] * _CLOSE
+        close = [m for m in self._pool if m.value[0] <= leader.value[0] and m.value[1] <= limit]
         return close[i // 2 % len(close)] if i % 2 else leader
 
     def _leader(self) -> Best:
@@ -173,14 +201,15 @@ class Search:
         share = min(most, max(least, _FEW_RANKS / self._small.num_ranks))
         return np.array([_SWAPS, share, _FOCUS, _MOVE_SAMPLES, _INSERT_SAMPLES])
 
-    def _overflow_weight(self, value: float) -> float:
-        scale = float(np.abs(self._small.capacity_bytes).mean())
-        return _OVERFLOW_WEIGHT * max(float(value), _TINY) / max(scale, 1.0)
+    def _per_byte(self, value: float) -> float:
+        limits = self._small.capacity_bytes[np.isfinite(self._small.capacity_bytes)]
+        scale = float(np.abs(limits).mean()) if len(limits) else 1.0
+        return max(float(value), _TINY) / max(scale, 1.0)
 
     def _translated(self, options: Ints) -> Ints:
         place = np.full(self._problem.num_options, -1)
         place[self._reduced.option] = np.arange(len(self._reduced.option))
-        translated: Ints = place[options]
+        translated: Ints = np.where(options < 0, -1, place[options])
         return translated
 
     def _starts(self, start: Assignment | None, more: list[Ints]) -> list[Best]:
@@ -205,7 +234,7 @@ class Search:
         s, data = self._state, self._data
         share = float(np.minimum.reduceat(data.total, data.first_option[:-1]).sum()) / len(s.held)
         s.option[:] = -1
-        s.settings[WEIGHT_OVER] = self._overflow_weight(share)
+        s.settings[WEIGHT_OVER] = _GREEDY_OVERFLOW_WEIGHT * self._per_byte(share)
         scale = np.full(len(s.base), max(share, _TINY) / len(s.base))
         rebuild(data, s, *_GREEDY_NORM, scale)
         schedule(data, s, order, options, 0)
@@ -219,6 +248,18 @@ class Search:
             s.place[data.slot0[table] : data.slot0[table] + len(places)] = places
         rebuild(data, s, *_GREEDY_NORM, np.zeros(len(s.base)))
         return _noted(s)
+
+
+def _memory_alone(problem: Problem) -> Problem:
+    """A problem whose objective is the largest used share of a rank's memory."""
+    ranks = problem.num_ranks
+    least = max(float(np.abs(problem.capacity_bytes).max()) * _LEAST_SHARE, _TINY)
+    return replace(
+        problem,
+        cost=np.ascontiguousarray(problem.bytes[:, None]),
+        slowness=1.0 / np.maximum(problem.capacity_bytes, least),
+        capacity_bytes=np.full(ranks, np.inf),
+    )
 
 
 def _noted(state: State) -> Best:

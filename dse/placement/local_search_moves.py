@@ -91,7 +91,10 @@ def best_host(d: Data, s: State, option: int, unit: int, samples: int) -> int:
 
 @compiled
 def insert(d: Data, s: State, table: int, option: int, samples: int) -> bool:
-    """Place an absent table by an option, each unit where it is cheapest; False (and absent) if none is allowed."""
+    """Place an absent table by an option; False (and still absent) if a unit found no rank.
+
+    Each unit goes where it is cheapest: of all places if `samples` is 0, else of at most so many random ones.
+    """
     s.option[table] = option
     where, shard = d.where[option], d.first_shard[option]
     first, end = 0, len(s.held)
@@ -99,12 +102,14 @@ def insert(d: Data, s: State, table: int, option: int, samples: int) -> bool:
         host = below(s, len(s.host_held)) if samples > 0 else roomiest_host(d, s, table, option)
         first, end = host * d.per_host, (host + 1) * d.per_host
     for unit in range(d.units[option]):
+        # A varying number keeps insertions from always taking the greedy place.
+        look = 1 + below(s, samples) if samples > 0 else 0
         if where == ALL:
             place = 0
         elif where == HOST:
-            place = best_host(d, s, option, unit, samples)
+            place = best_host(d, s, option, unit, look)
         else:
-            place = best_rank(d, s, table, shard + unit, first, end, samples)
+            place = best_rank(d, s, table, shard + unit, first, end, look)
             if place < 0:
                 for done in range(unit):
                     take(d, s, table, done)
@@ -277,7 +282,7 @@ def anneal(d: Data, s: State, best: Best, steps: int, hot: float, cold: float, m
                 table = d.table_of_slot[slot] if slot >= 0 else table
             first, end = d.first_option[table], d.first_option[table + 1]
             old, new = s.option[table], first + below(s, end - first)
-            if new == old and (end - first == 1 or d.where[old] == ALL or d.units[old] == 1):
+            if new == old and (d.where[old] == ALL or (d.units[old] == 1 and d.where[old] != HOST)):
                 continue
             if pending:
                 copy_best(s, best)

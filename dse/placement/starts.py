@@ -14,7 +14,6 @@ _CEILINGS = 12  # of the largest shard: this many, from the fair share of a rank
 _SMALLEST_SHARE = 1 / 64
 _MEMORY_PRICES = (0.3, 3.0, 30.0)
 _ABOVE_CEILING = 1e6  # makes an option with a larger shard lose to every one without
-_TINY = 1e-300
 
 
 def start_options(problem: Problem, data: Data, *, tight: bool) -> list[Ints]:
@@ -26,7 +25,7 @@ def start_options(problem: Problem, data: Data, *, tight: bool) -> list[Ints]:
     owner = problem.table_of_option
     memory = np.add.reduceat(problem.bytes + problem.host_bytes, problem.first_shard[:-1])
     share = float(data.total[least(data, data.total)].sum()) / problem.num_ranks
-    ceilings = np.geomspace(max(share, _TINY), max(share, _TINY) * _SMALLEST_SHARE, _CEILINGS)
+    ceilings = share * np.geomspace(1.0, _SMALLEST_SHARE, _CEILINGS)
     choices = [least(data, _above(data.peak, ceiling) + data.total) for ceiling in ceilings]
     choices += [least(data, data.total), least(data, data.peak)]
     if tight:
@@ -60,5 +59,5 @@ def by_memory(problem: Problem, data: Data) -> Ints:
 
 
 def _above(peak: Array, ceiling: float) -> Array:
-    penalty: Array = np.maximum(peak / ceiling - 1.0, 0.0) * _ABOVE_CEILING * ceiling
+    penalty: Array = np.maximum(peak - ceiling, 0.0) * _ABOVE_CEILING
     return penalty
