@@ -42,6 +42,8 @@ PROVEN = 1e-4  # a plan within this share of the bound is the best there is, but
 _SEARCH_SHARE = 0.15  # of the time left, for one search
 _LEAST_SEARCH_S = 0.05
 _ROUNDS = 4  # searches of one class
+_WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
+_HEAVIEST = 20  # doublings
 _MOST_PRICED = 3e6  # plans times ranks times tables that are priced whole at once
 _SAME = 1e-9  # relative
 
@@ -185,7 +187,7 @@ class PlanSearch:
     plan: ShardingPlan | None = None
     upper_us: float = np.inf
     found: dict[int, Assignment] = field(default_factory=dict)
-    _rounds: dict[int, int] = field(default_factory=dict)
+    _known: dict[ShardingPlan, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Options, their costs, and the first bounds."""
@@ -230,14 +232,18 @@ class PlanSearch:
     def run(self) -> None:
         """Bound, search, improve, until the gap is closed or the time is up."""
         self._refine()
-        number = self._next_class()
-        while number is not None and (self.left_s > 0 or self.plan is None):
-            self._search(number)
-            number = self._next_class()
-        while self.plan is not None and not self.closed and self.left_s > 0:
-            if not self._improve():
+        for rounds in range(1, _ROUNDS + 1):
+            before = self.upper_us
+            for number in self._open_classes():
+                if self.left_s > 0 or self.plan is None:
+                    self._search(number, rounds)
+            if self.plan is None or self.closed or self.left_s <= 0:
                 break
-        self._refine()
+            self._close_in(rounds)
+            if rounds > 1 and self.upper_us >= before:
+                break
+        if self.plan is not None and not self.closed and self.left_s > 0 and self._improve():
+            self._close_in(1)
 
     @property
     def closed(self) -> bool:
@@ -247,48 +253,76 @@ class PlanSearch:
     def _refine(self) -> None:
         refine(self.bounds, upper_us=self.upper_us, seconds_left=lambda: self.left_s)
 
-    def _next_class(self) -> int | None:
-        """The least searched class whose bound leaves room for a better plan; of equals the one with most room."""
-        closed = self.upper_us * (1 - PROVEN)
-        open_ = [
-            (self._rounds.get(i, 0), b.lower_us, i)
-            for i, b in enumerate(self.bounds)
-            if b.lower_us < closed and self._rounds.get(i, 0) < _ROUNDS
-        ]
-        return min(open_)[2] if open_ else None
+    def _close_in(self, rounds: int) -> None:
+        """Bound again the classes that may hold a better plan, knowing the time of the best one."""
+        for number in self._open_classes():
+            if self.left_s > 0:
+                self.bounds[number].close_in(
+                    self.upper_us, time_limit_s=min(_WHOLE_SHARE * self.left_s * rounds, self.left_s)
+                )
 
-    def _search(self, number: int) -> None:
+    def _open_classes(self) -> list[int]:
+        """Classes whose bound leaves room for a better plan, the one with most room first."""
+        order = sorted(range(len(self.bounds)), key=lambda i: self.bounds[i].lower_us)
+        return [i for i in order if self.bounds[i].lower_us < self.upper_us * (1 - PROVEN)]
+
+    def _search(self, number: int, rounds: int) -> None:
         """One search of a class: at the linear program's solution, later at the plan that the last one found."""
         from dse.placement.solve import search
 
         bound = self.bounds[number]
-        round_ = self._rounds[number] = self._rounds.get(number, 0) + 1
-        start = self.found.get(number)
+        if bound.lower_us >= self.upper_us * (1 - PROVEN):
+            return  # since the list was made
+        start = self._start(number)
         surrogate = self.surrogate(bound, start)
         found = search(
             surrogate.problem,
-            seed=self.seed + round_ - 1,
+            seed=self.seed + rounds - 1,
             time_limit_s=max(_SEARCH_SHARE * self.left_s, _LEAST_SEARCH_S),
             start=start,
+            options=bound.options_of_shares() if rounds == 1 else None,
             enough=bound.lower_us - surrogate.constant_us,
         )
         if loads_of(surrogate.problem, found).overflow_bytes(surrogate.problem) <= 0:
             self.found[number] = found
             self.offer([bound.options.plan(found.option, found.ranks)])
 
+    def _start(self, number: int) -> Assignment | None:
+        """The best plan, if it is of the class, or else the class's last one."""
+        bound = self.bounds[number]
+        if self.plan is not None:
+            option = bound.options.chosen(self.plan)
+            if option is not None and set(bound.options.flag[option]) == set(bound.kinds):
+                return Assignment(option, tuple(t.ranks for t in self.plan.tables))
+        return self.found.get(number)
+
     def surrogate(self, bound: ClassBound, at: Assignment | None) -> Surrogate:
-        """The cut at an assignment, or at the linear program's solution, as a problem."""
+        """The cut at an assignment, or at the linear program's solution, as a problem.
+
+        Where the critical cycle runs through what no plan changes, tables are made heavier until it does not: all plans
+        are alike, and the one with small loads is preferred.
+        """
         values, bytes_at = bound.values() if at is None else values_us(bound, rank_loads(bound, at))
-        _, cut = bound.program.cut(values)
+        for _ in range(_HEAVIEST):
+            _, cut = bound.program.cut(values)
+            if cut.segments:
+                break
+            values = 2 * values
         return surrogate_of(bound, cut, bytes_at, self.problem)
 
     def offer(self, plans: Sequence[ShardingPlan]) -> Array:
         """`(n,)` predicted times of plans that fit; the best so far is kept."""
-        times_us = self.times(plans)
+        times_us = self.priced(plans)
         i = int(np.argmin(times_us))
         if times_us[i] < self.upper_us * (1 - _SAME):
             self.plan, self.upper_us = plans[i], float(times_us[i])
         return times_us
+
+    def priced(self, plans: Sequence[ShardingPlan]) -> Array:
+        """`(n,)` predicted times, remembered."""
+        new = [p for p in dict.fromkeys(plans) if p not in self._known]
+        self._known.update(zip(new, self.times(new).tolist(), strict=True))
+        return np.array([self._known[p] for p in plans])
 
     def at_plan(self) -> tuple[ClassBound, Assignment]:
         """The best plan in the class of most kinds that knows its options."""
@@ -403,7 +437,7 @@ def _alternatives(run: PlanSearch) -> list[tuple[Alternative, ...]]:
     exact = run._affordable(len(changes))
     times = [c.estimate_us for c in changes]
     if exact:
-        times[:exact] = run.times([c.plan for c in changes[:exact]]).tolist()
+        times[:exact] = run.priced([c.plan for c in changes[:exact]]).tolist()
     out: list[list[Alternative]] = [[] for _ in run.plan.tables]
     for i, (change, us) in enumerate(zip(changes, times, strict=True)):
         out[change.table].append(

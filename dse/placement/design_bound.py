@@ -21,6 +21,7 @@ Letters: o options, v variables, t tables, k segments.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dse.placement.design_options import FLAGS, Options
-from dse.placement.linear import Rows, Solved, solve_relaxed
+from dse.placement.design_options import FLAGS, Options, Ways
+from dse.placement.linear import Program as LinearProgram
+from dse.placement.linear import Rows, Solved, solve_relaxed, solve_whole
 from dse.placement.problem import Array, Ints
 from dse.placement.relaxed import Cut, DenseCosts, Program, Role, Variable, program_of, transfer_us
 from dse.placement.shard_costs import ShardCosts, single_rank_dims
@@ -41,7 +43,9 @@ _GRID = 150  # points of a collective's curve
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
+_CLOSER = 2  # times that bytes are bounded anew
 Key: TypeAlias = tuple[int, ...]
+Sums: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,9 +65,41 @@ class Terms:
     base: float
 
 
+class SharedSums:
+    """Least sums over ways from costs of probes; classes ask for the same again and again, flag by flag."""
+
+    def __init__(self, options: Options) -> None:
+        """Of the design's options, before classes take some away."""
+        self._options = options
+        self._known: dict[tuple[int, bytes], tuple[Array, Array, Array]] = {}
+
+    def of(self, ways: Ways, kept: Ints) -> Sums:
+        """The sums of those ways of a class which are `(w',)` of the design's."""
+
+        def sums(of_probe: Array) -> tuple[Array, Array, Array]:
+            found = [np.zeros(len(kept)) for _ in range(3)]
+            for flag in np.unique(ways.flag):
+                mine = ways.flag == flag
+                for out, whole in zip(found, self._by_flag(int(flag), of_probe), strict=True):
+                    out[mine] = whole[kept[mine]]
+            return found[0], found[1], found[2]
+
+        return sums
+
+    def _by_flag(self, flag: int, of_probe: Array) -> tuple[Array, Array, Array]:
+        """`(w,)` total, largest, and total of copies counted once, where ways have that flag."""
+        costs = np.where(self._options.probe_flag == flag, of_probe, 0.0)
+        key = flag, hashlib.blake2b(costs.tobytes(), digest_size=16).digest()
+        if key not in self._known:
+            ways = self._options.ways
+            once = ways.total(costs, once=True)
+            self._known[key] = once * ways.copies[ways.family], ways.largest(costs), once
+        return self._known[key]
+
+
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """A bound of one design of a class, and the cuts that it rests on."""
+    """A bound of one design of a class, and the cuts that it rests on; none where it says nothing of other designs."""
 
     lower_us: float
     number: int
@@ -84,6 +120,7 @@ class ClassBound:
         costs: of all probes.
         cost: prices collectives.
         capacity_bytes: of all ranks together.
+        sums: over the ways of the class: all shards, one of them, all with copies counted once.
         shares: `(w,)` the last solution.
         cuts: so far, with the constants of the first design.
         feasible: the class has a plan, as far as the linear program can tell.
@@ -95,12 +132,14 @@ class ClassBound:
     costs: ShardCosts
     cost: CostModel
     capacity_bytes: float
+    sums: Sums
     shares: Array = field(default_factory=lambda: np.empty(0))
     cuts: list[Cut] = field(default_factory=list)
     feasible: bool = True
     _proofs: list[_Proof] = field(default_factory=list)
     _settled: set[int] = field(default_factory=set)
     _rounds: dict[int, int] = field(default_factory=dict)
+    _upper_us: float = np.inf
     _terms: dict[Key, Terms] = field(default_factory=dict)
     _hulls: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
@@ -116,6 +155,10 @@ class ClassBound:
         return max((self._transferred(p, number) for p in self._proofs), default=0.0)
 
     def _transferred(self, proof: _Proof, number: int) -> float:
+        if number == proof.number:
+            return proof.lower_us
+        if not proof.cuts:
+            return 0.0
         grown = [
             self.program.shifted(c, number=number) - self.program.shifted(c, number=proof.number)
             for c in proof.cuts
@@ -177,14 +220,27 @@ class ClassBound:
             variables = [self.program.variables[v] for v in key]
             each = np.asarray(np.sum([v.each for v in variables], axis=0))
             everywhere = np.asarray(np.sum([v.everywhere for v in variables], axis=0))
-            ways, ranks = self.options.ways, self.options.design.system.world_size
-            self._terms[key] = Terms(
-                ways.total(each) / ranks,
-                ways.largest(each),
-                ways.total(everywhere, once=True) if everywhere.any() else np.zeros(len(ways.table)),
-                float(sum(v.base for v in variables)),
-            )
+            total, largest, _ = self.sums(each)
+            seen = self.sums(everywhere)[2] if everywhere.any() else np.zeros(len(total))
+            ranks = self.options.design.system.world_size
+            base = float(sum(v.base for v in variables))
+            self._terms[key] = Terms(total / ranks, largest, seen, base)
         return self._terms[key]
+
+    def options_of_shares(self) -> Ints:
+        """`(t,)`: for each table the option that comes closest to its largest share."""
+        options, ways = self.options, self.options.ways
+        ends = np.append(self.starts[1:], len(ways.table))
+        out = []
+        for t, (first, end) in enumerate(zip(self.starts, ends, strict=True)):
+            way = int(first + np.argmax(self.shares[first:end]))
+            mine = np.flatnonzero(options.table == t)
+            pieces = np.array([options.options[o].pieces for o in mine])
+            distance = np.abs(pieces - ways.least[way]) + len(ways.table) * (
+                options.flag[mine] != ways.flag[way]
+            )
+            out.append(int(mine[np.argmin(distance)]))
+        return np.array(out, dtype=np.int64)
 
     def _segment(self, key: Key, shares: Array) -> float:
         terms = self.terms(key)
@@ -222,9 +278,39 @@ class ClassBound:
         tables = len(self.options.design.model.tables)
         return np.searchsorted(self.options.ways.table, np.arange(tables)).astype(np.int64)
 
-    def _solve(self, number: int) -> None:
+    def close_in(self, upper_us: float, *, time_limit_s: float) -> None:
+        """Bound the first design anew, knowing that plans slower than `upper_us` are of no interest.
+
+        A plan that is faster keeps every collective within bytes that another linear program finds; the hulls over
+        these alone are closer. Then each table takes one way whole. The bound is of such plans, so at most `upper_us`.
+        """
+        self._upper_us = upper_us
+        for _ in range(_CLOSER):
+            used = sorted({v for cut in self.cuts for _, v in cut.transfers})
+            ranges = {v: _MasterProgram(self, self.cuts).bytes_within(v, upper_us) for v in used}
+            for v, (low, high) in ranges.items():
+                if high < low:
+                    self._proofs.append(_Proof(upper_us, 0, ()))
+                    return
+                self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
+        self._settled.discard(0)
+        self._rounds[0] = 0
+        self._solve(0)
+        while not self.settled() and self.lower_us < upper_us:
+            self.refine()
+        if self.lower_us < upper_us and time_limit_s > 0:
+            self._solve(0, whole_s=time_limit_s)
+
+    def _solve(self, number: int, *, whole_s: float = 0.0) -> None:
         own = [replace(c, constant_us=self.program.shifted(c, number=number)) for c in self.cuts]
-        solved = _MasterProgram(self, own).solve()
+        solved = _MasterProgram(self, own).solve(whole_s=whole_s)
+        if np.isfinite(self._upper_us):
+            self._proofs.append(_Proof(min(solved.bound, self._upper_us), number, ()))
+            if solved.x is not None:
+                self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
+            else:
+                self._settled.add(number)
+            return
         if solved.x is None:
             self.feasible = self.feasible and np.isfinite(solved.bound)
             self._settled.add(number)
@@ -268,19 +354,36 @@ class _MasterProgram:
         self._measures: dict[Key, int] = {}
         self._transfers: dict[int, int] = {}
 
-    def solve(self) -> Solved:
-        """The least T with shares; its bound is infinite where no plan satisfies memory and kinds."""
+    def solve(self, *, whole_s: float = 0.0) -> Solved:
+        """The least T with shares, whole ones if there is time; infinite where no plan satisfies memory and kinds."""
+        self._build()
+        program = self._program(0, 1.0, whole=whole_s > 0)
+        return solve_whole(program, time_limit_s=whole_s) if whole_s > 0 else solve_relaxed(program)
+
+    def bytes_within(self, v: int, upper_us: float) -> tuple[float, float]:
+        """The least and the most bytes of a collective in a plan that takes at most so long."""
+        self._build()
+        self._transfer(v)
+        column, scale = self._measures[(v,)], float(self._bound.hull(v)[0][-1])
+        self._high[0] = min(self._high[0], upper_us)
+        least, most = (solve_relaxed(self._program(column, sign)).bound for sign in (1.0, -1.0))
+        if np.isposinf(least) or np.isposinf(most):
+            return 0.0, -1.0  # there is no such plan
+        return max(least, 0.0) * scale, -most * scale
+
+    def _build(self) -> None:
         for cut in self._cuts:
             self._cut(cut)
         self._choice()
         self._memory_and_kinds()
+
+    def _program(self, column: int, sign: float, *, whole: bool = False) -> LinearProgram:
+        """Minimise one column, or maximise it where the sign is negative."""
         high = np.array(self._high)
-        objective = np.zeros(len(high))
-        objective[0] = 1.0
-        whole = np.zeros(len(high), dtype=bool)
-        return solve_relaxed(
-            self._rows.program(objective=objective, low=np.zeros(len(high)), high=high, whole=whole)
-        )
+        objective, wholes = np.zeros(len(high)), np.zeros(len(high), dtype=bool)
+        objective[column] = sign
+        wholes[self._ways] = whole
+        return self._rows.program(objective=objective, low=np.zeros(len(high)), high=high, whole=wholes)
 
     def _cut(self, cut: Cut) -> None:
         """T is at least what the cut says."""
@@ -308,11 +411,26 @@ class _MasterProgram:
         base = terms.base / scale
         self._row([column, *extra, *self._ways], [*head, *(-terms.average / scale)], low=base)
         average = float(np.minimum.reduceat(terms.average, starts).sum())
-        for ways in np.split(np.arange(len(self._ways)), starts[1:]):
-            if float(terms.largest[ways].max()) > average:  # a smaller shard is never more than the average
-                values = [*head, *(-terms.largest[ways] / scale)]
-                self._row([column, *extra, *self._ways[ways]], values, low=base)
+        # A table whose shards are all smaller than that is never more than the average.
+        large = np.flatnonzero(np.maximum.reduceat(terms.largest, starts) > average)
+        if len(large):
+            self._largest(large, [column, *extra], head, terms.largest / scale, base)
         return column
+
+    def _largest(
+        self, tables: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
+    ) -> None:
+        """One row for each of these tables: its shard is on some rank."""
+        of_way = self._bound.options.ways.table
+        mine = np.flatnonzero(np.isin(of_way, tables))
+        rows = np.arange(len(tables))
+        self._rows.add(
+            np.concatenate([*([rows] * len(columns)), np.searchsorted(tables, of_way[mine])]),
+            np.concatenate([*(np.full(len(rows), c) for c in columns), self._ways[mine]]),
+            np.concatenate([*(np.full(len(rows), v) for v in values), -largest[mine]]),
+            count=len(rows),
+            low=low,
+        )
 
     def _shared(self, everywhere: Array, scale: float) -> int | None:
         """The column of what all ranks see, `None` for nothing."""
@@ -346,7 +464,7 @@ class _MasterProgram:
 
     def _memory_and_kinds(self) -> None:
         bound, ways = self._bound, self._bound.options.ways
-        held = ways.total(bound.costs.bytes)
+        held = bound.sums(bound.costs.bytes)[0]
         scale = max(float(held.max()), 1.0)
         self._row(self._ways, held / scale, high=bound.capacity_bytes / scale)
         for kind in bound.kinds:
@@ -393,6 +511,7 @@ def class_bounds(
         np.maximum.reduceat(costs.bytes[options.shard_probe], options.first_shard[:-1]) <= most
     )
     ways = options.ways
+    shared = SharedSums(options)
     fits = ways.largest(costs.bytes) <= most
     usable = [i for i in range(len(FLAGS)) if bool((fits & (ways.flag == i)).any())]
     bounds = []
@@ -409,6 +528,7 @@ def class_bounds(
                 costs,
                 cost,
                 float(np.maximum(capacity_bytes, 0.0).sum()),
+                shared.of(ways.kept(kept), np.flatnonzero(kept)),
             )
             bound.start()
             bounds.append(bound)

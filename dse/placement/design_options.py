@@ -93,39 +93,37 @@ class Ways:
             self, **{name: getattr(self, name)[rows] for name in ("table", "flag", "family", "least", "most")}
         )
 
-    def shards(self, of_probe: Array) -> Array:
-        """`(f, m)`: the least that a shard of so many pieces adds to its rank, from `(p,)` costs of probes alone."""
-        return np.asarray(of_probe[self.probe].min(axis=2))
-
     def largest(self, of_probe: Array) -> Array:
         """`(w,)`: some rank has a shard of at least this cost: one of at least a `most`-th of the pieces."""
-        costs = self.shards(of_probe)
-        at_least = np.minimum.accumulate(np.where(self._real, costs, np.inf)[:, ::-1], axis=1)[:, ::-1]
+        costs = self._shards(of_probe)
+        at_least = np.minimum.accumulate(costs[::-1], axis=0)[::-1]
         pieces = self.pieces[self.family]
-        return np.asarray(at_least[self.family, -(-pieces // self.most) - 1])
+        return np.asarray(at_least[-(-pieces // self.most) - 1, self.family])
 
     def total(self, of_probe: Array, *, once: bool = False) -> Array:
         """`(w,)`: all shards together cost at least this; `once` counts copies as one."""
-        costs = self.shards(of_probe)
-        sums = _least_sums(np.where(self._real, costs, np.inf), int(self.least.max(initial=1)))
-        found = sums[self.least - 1, self.family, self.pieces[self.family] - 1]
-        return found if once else found * self.copies[self.family]
+        sums = _least_sums(self._shards(of_probe), self.pieces)
+        found = sums[self.least - 1, self.family]
+        return np.asarray(found if once else found * self.copies[self.family])
 
-    @property
-    def _real(self) -> Mask:
-        return np.arange(self.probe.shape[1]) < self.pieces[:, None]
+    def _shards(self, of_probe: Array) -> Array:
+        """`(m, f)`: the least that a shard of so many pieces adds to its rank, from `(p,)` costs of probes alone."""
+        costs = np.minimum(of_probe[self.probe[:, :, 0]], of_probe[self.probe[:, :, 1]]).T
+        return np.where(np.arange(len(costs))[:, None] < self.pieces, costs, np.inf)
 
 
-def _least_sums(costs: Array, ranks: int) -> Array:
-    """`(n, f, m)`: the least sum of n or more shards that have 1, 2, ... m pieces together, from `(f, m)` costs."""
-    families, most = costs.shape
-    exact = np.full((most, families, most), np.inf)
-    exact[0] = costs
+def _least_sums(costs: Array, pieces: Ints) -> Array:
+    """`(m, f)`: the least sum of n or more shards that make up a family's pieces, from `(m, f)` costs by pieces."""
+    most, families = costs.shape
+    at = pieces - 1, np.arange(families)
+    sums = np.full((most, families), np.inf)
+    fewer, sums[0] = costs, costs[at]
     for n in range(1, most):
-        for pieces in range(n, most):
-            options = costs[:, :pieces][:, ::-1] + exact[n - 1][:, :pieces]
-            exact[n, :, pieces] = options.min(axis=1)
-    return np.minimum.accumulate(exact[::-1], axis=0)[::-1][:ranks]
+        exactly = np.full((most, families), np.inf)
+        for k in range(n, most):
+            exactly[k] = (costs[:k][::-1] + fewer[:k]).min(axis=0)
+        fewer, sums[n] = exactly, exactly[at]
+    return np.minimum.accumulate(sums[::-1], axis=0)[::-1]
 
 
 @dataclass(frozen=True, eq=False)
