@@ -129,8 +129,7 @@ class Predictor:
         """The design's steady iteration, explained.
 
         Raises:
-            UnsupportedError: the design asks for what cannot run (a blocking copy inside a CUDA graph), or has
-                too many ranks of different work.
+            UnsupportedError: the design asks for what cannot run (a blocking copy inside a CUDA graph).
         """
         dims, structure = dims_of([design]), structure_of(design)
         graph = DlrmBuilder(dims).graph(structure)
