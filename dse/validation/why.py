@@ -8,8 +8,9 @@ import numpy as np
 
 from perfcore.cost.work import work_of
 from perfcore.errors import UnsupportedError
-from perfcore.graph.kernels import resolve
+from perfcore.graph.kernels import Collective, Kernel, resolve
 from perfcore.predictor import Prediction
+from perfcore.profile.fit_collectives import collective_name
 
 MOST = 3
 
@@ -44,10 +45,17 @@ def doubtful_shares(prediction: Prediction, errors_pct: Mapping[str, float]) -> 
     us = np.nan_to_num(timeline.end_us[0, :, rank] - timeline.start_us[0, :, rank])
     shares: dict[str, float] = {}
     for launch, duration in zip(prediction.graph.launches(), us.tolist(), strict=True):
-        try:
-            kind = work_of(resolve(launch.kernel)).kind
-        except UnsupportedError:  # collectives
-            continue
+        kind = _kind(resolve(launch.kernel))
         if kind in errors_pct:
             shares[kind] = shares.get(kind, 0.0) + duration / prediction.iteration_time_us
     return dict(sorted(shares.items(), key=lambda item: -item[1] * errors_pct[item[0]]))
+
+
+def _kind(kernel: Kernel) -> str:
+    """As a profile names it among its errors; empty where it states none."""
+    if isinstance(kernel, Collective):
+        return collective_name(kernel.kind, int(np.max(np.asarray(kernel.world_size))))
+    try:
+        return work_of(kernel).kind
+    except UnsupportedError:
+        return ""

@@ -51,10 +51,9 @@ def collective_errors(samples: Sequence[KernelSample], *, source: str) -> list[K
         errors = np.abs(_left_out((kind, world), points))
         if len(errors):
             gmae, mape = np.exp(np.mean(np.log(errors + GMAE_FLOOR))), errors.mean()
-            name = f"{kind.value} of {world} ranks"
             found.append(
                 KnownError(
-                    name,
+                    collective_name(kind, world),
                     len(errors),
                     round(float(100 * gmae), 3),
                     round(float(100 * mape), 3),
@@ -63,6 +62,11 @@ def collective_errors(samples: Sequence[KernelSample], *, source: str) -> list[K
                 )
             )
     return found
+
+
+def collective_name(kind: CollectiveKind, world_size: int) -> str:
+    """What a profile's errors call a collective."""
+    return f"{kind.value} of {world_size} ranks"
 
 
 def _points(samples: Sequence[KernelSample]) -> Mapping[tuple[CollectiveKind, int], Points]:

@@ -59,3 +59,13 @@ def test_the_worst_design_is_explained(tmp_path: Path) -> None:
     assert not report_samples(
         tmp_path, samples, device="cpu", tolerance_pct=1.0, pricing=silent, environment={}
     ).why
+
+
+def test_collectives_are_among_the_doubts() -> None:
+    from dse.validation.unseen import sharded_designs
+
+    design = sharded_designs()[0].design
+    prediction = Predictor(load_profile("v100-sxm2-16gb")).predict(design)
+    shares = doubtful_shares(prediction, {"all_to_all of 2 ranks": 50.0, "all_reduce of 4 ranks": 99.0})
+    assert list(shares) == ["all_to_all of 2 ranks"]
+    assert 0 < shares["all_to_all of 2 ranks"] < 1.5
