@@ -34,10 +34,11 @@ TIGHT = (1.02, 1.3)  # memory of all ranks over what the tables need at least
 
 @dataclass(frozen=True)
 class Task:
-    """A problem, and what it is."""
+    """Tables to place by either objective, and what they are."""
 
     name: str
-    problem: Problem
+    rating: Problem
+    critical_path: Problem
 
 
 def tasks(count: int, *, seed: int = 0) -> Iterator[Task]:
@@ -53,11 +54,14 @@ def tasks(count: int, *, seed: int = 0) -> Iterator[Task]:
             random_tables(rng, tables), Training(global_batch=1024 * ranks), system, cost
         )
         limits = parse_yaml(f"kinds:\n  - allow: {allowed}\n", LimitsFile, source="task")
-        problem = limited(
-            instance.problem(Objective.CRITICAL_PATH), labels_of(instance, Objective.CRITICAL_PATH), limits
-        ).problem
-        problem.capacity_bytes[:] = tight * _least_bytes(problem) / ranks
-        yield Task(f"{i}: {tables} tables on {ranks} ranks, {allowed}, memory {tight:.2f} x", problem)
+        rating, critical_path = (
+            limited(instance.problem(o), labels_of(instance, o), limits).problem
+            for o in (Objective.RATING, Objective.CRITICAL_PATH)
+        )
+        for problem in (rating, critical_path):
+            problem.capacity_bytes[:] = tight * _least_bytes(problem) / ranks
+        name = f"{i}: {tables} tables on {ranks} ranks, {allowed}, memory {tight:.2f} x"
+        yield Task(name, rating, critical_path)
 
 
 def random_tables(rng: np.random.Generator, count: int) -> list[EmbeddingTable]:

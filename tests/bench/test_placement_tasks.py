@@ -38,7 +38,7 @@ def test_what_fits_by_milp_fits_by_trial(seed: int) -> None:
 def test_tasks_are_the_same_every_time() -> None:
     first, again = ([t.name for t in tasks(3)] for _ in range(2))
     assert first == again
-    assert len({t.problem.num_tables for t in tasks(3)}) > 1
+    assert len({t.rating.num_tables for t in tasks(3)}) > 1
 
 
 def test_a_target_is_met_or_not(tmp_path) -> None:
