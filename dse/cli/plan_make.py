@@ -97,9 +97,12 @@ def _tables(wish: Wish) -> list[EmbeddingTable]:
 
 
 def _system(wish: Wish) -> System:
+    """The system asked for, or the measured machine that the profile describes."""
     from dse.resolve import system_named
+    from perfcore.profile.profile import priced_system
 
-    return system_named(wish.system, world_size=wish.gpus)
+    system = system_named(wish.system, world_size=wish.gpus)
+    return system if wish.profile is None else priced_system(wish.profile, system)
 
 
 def _estimated(wish: Wish, tables: list[EmbeddingTable], system: System) -> Instance:
