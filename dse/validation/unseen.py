@@ -197,10 +197,11 @@ def validate_unseen(folder: Path, *, budget_s: float, say: Callable[[str], None]
             times[named.name].append(sample.median_us)
         for named in sharded if round_ % SHARDED_EVERY == 0 else ():
             say(f"round {round_ + 1} of {ROUNDS}: {named.name}, {RANKS} processes")
-            times[named.name].append(_together_us(named))
+            times[named.name] += _together_us(named, say)
     fit_profile(folder / "samples", folder / "profile", name="this-cpu")
     pricing, profile = profile_pricing(str(folder / "profile")), load_profile(str(folder / "profile"))
-    rows = [_row(d, pricing.iteration_us(d.design), times[d.name]) for d in [*designs, *sharded]]
+    ran = [d for d in [*designs, *sharded] if times[d.name]]
+    rows = [_row(d, pricing.iteration_us(d.design), times[d.name]) for d in ran]
     kernels = sum(
         e.n for e in profile.known_errors if not e.kernel.endswith("*") and e.kernel != "iterations"
     )
@@ -213,13 +214,14 @@ def validate_unseen(folder: Path, *, budget_s: float, say: Callable[[str], None]
     )
 
 
-def _together_us(named: NamedDesign) -> float:
-    """An iteration of a sharded design, trained by processes of one thread each."""
+def _together_us(named: NamedDesign, say: Callable[[str], None]) -> list[float]:
+    """An iteration of a sharded design, trained by processes of one thread each; nothing where they failed."""
     settings = Settings(threads=1, max_seconds=SECONDS_A_DESIGN, max_ranks=RANKS, profile=False)
     sample = measure_isolated(named, settings)
     if sample.iteration is None:
-        raise RuntimeError(f"{named.name} could not be measured: {sample.detail}")
-    return sample.iteration.median_us
+        say(f"{named.name} could not be measured: {sample.detail}")
+        return []
+    return [sample.iteration.median_us]
 
 
 def _row(named: NamedDesign, predicted_us: float, measured_us: Sequence[float]) -> Row:
@@ -257,7 +259,7 @@ def table_of(outcome: Outcome) -> str:
 def sharded_table_of(outcome: Outcome) -> str:
     """The sharded designs likewise."""
     if not outcome.sharded:
-        return f"This machine has no core for each of {RANKS} processes.\n"
+        return f"None ran: this machine has no core for each of {RANKS} processes, or they failed.\n"
     predicted, measured = (
         [r.predicted_ms for r in outcome.sharded],
         [r.measured_ms for r in outcome.sharded],

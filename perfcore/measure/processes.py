@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.02
+# gloo looks for the machine's address by its name, which not every machine can resolve; all ranks are here.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def _start(command: str, request: Mapping[str, Any], base: Path) -> subprocess.P
             stdin=given,
             stdout=out,
             stderr=err,
-            env=os.environ | {"PYTHONPATH": path},
+            env=_LOOPBACK | os.environ | {"PYTHONPATH": path},
         )
 
 

@@ -97,6 +97,7 @@ def test_all_rounds_are_taken_together(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Without measuring: every design in every round, sharded ones in every other, medians over the rounds."""
     budgets: list[float] = []
     alone: list[float] = []
+    said: list[str] = []
     monkeypatch.setattr(unseen, "measured_system", lambda _: SYSTEM)
     monkeypatch.setattr(unseen, "cores", lambda: 2)
     monkeypatch.setattr(unseen, "collect", lambda *_, budget_s, **__: budgets.append(budget_s))
@@ -106,6 +107,8 @@ def test_all_rounds_are_taken_together(monkeypatch: pytest.MonkeyPatch, tmp_path
         return SimpleNamespace(median_us=1000.0 * len(alone))
 
     def together(named: NamedDesign, settings: Settings) -> SimpleNamespace:
+        if named.name == "sharded-3":
+            return SimpleNamespace(iteration=None, detail="no gloo")
         assert (settings.max_ranks, named.design.system.world_size) == (2, 2)
         return SimpleNamespace(iteration=SimpleNamespace(median_us=5000.0))
 
@@ -117,13 +120,14 @@ def test_all_rounds_are_taken_together(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(unseen, "measure_iteration", iteration)
     monkeypatch.setattr(unseen, "measure_isolated", together)
     monkeypatch.setattr(unseen, "fit_profile", fit)
-    found = validate_unseen(tmp_path, budget_s=100.0, say=lambda _: None)
+    found = validate_unseen(tmp_path, budget_s=100.0, say=said.append)
     assert budgets == [20.0] * 5
     assert len(alone) == 60
     assert [r.measured_ms for r in found.rows] == [25.0 + i for i in range(12)]  # the third of five rounds
-    assert [r.measured_ms for r in found.sharded] == [5.0] * 4
+    assert [r.measured_ms for r in found.sharded] == [5.0] * 3
+    assert "sharded-3 could not be measured: no gloo" in said
     assert "row_wise" in sharded_table_of(found)
-    assert "no core for each" in sharded_table_of(replace(found, sharded=()))
+    assert "None ran" in sharded_table_of(replace(found, sharded=()))
 
 
 def test_a_table_replaces_the_one_before(tmp_path: Path) -> None:
