@@ -44,7 +44,8 @@ _LEAST_SEARCH_S = 0.05
 _ROUNDS = 4  # searches of one class
 _WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
 _HEAVIEST = 20  # doublings
-_MOST_PRICED = 3e6  # plans times ranks times tables that are priced whole at once
+_MOST_PRICED = 3e6  # plans times ranks times tables: of single changes that are priced whole
+_PRICED_AT_ONCE = 2e5  # likewise between two looks at the clock
 _SAME = 1e-9  # relative
 
 
@@ -242,7 +243,7 @@ class PlanSearch:
             self._close_in(rounds)
             if rounds > 1 and self.upper_us >= before:
                 break
-        if self.plan is not None and not self.closed and self.left_s > 0 and self._improve():
+        if self.plan is not None and self.left_s > 0 and self._improve():
             self._close_in(1)
 
     @property
@@ -258,7 +259,9 @@ class PlanSearch:
         for number in self._open_classes():
             if self.left_s > 0:
                 self.bounds[number].close_in(
-                    self.upper_us, time_limit_s=min(_WHOLE_SHARE * self.left_s * rounds, self.left_s)
+                    self.upper_us,
+                    seconds_left=lambda: self.left_s,
+                    whole_s=_WHOLE_SHARE * self.left_s * rounds,
                 )
 
     def _open_classes(self) -> list[int]:
@@ -337,14 +340,20 @@ class PlanSearch:
         """Price single changes of the best plan; whether one is better."""
         before = self.upper_us
         changes = self.changes()
-        budget = self._affordable(len(changes))
-        if budget:
-            self.offer([c.plan for c in changes[:budget]])
+        step = max(1, int(_PRICED_AT_ONCE / self._size))
+        for first in range(0, min(len(changes), int(_MOST_PRICED / self._size)), step):
+            if self.left_s <= 0:
+                break
+            self.offer([c.plan for c in changes[first : first + step]])
         return self.upper_us < before
 
-    def _affordable(self, count: int) -> int:
-        size = self.design.system.world_size * len(self.design.model.tables)
-        return min(count, int(_MOST_PRICED / size))
+    @property
+    def _size(self) -> int:
+        return self.design.system.world_size * len(self.design.model.tables)
+
+    def known_us(self, plan: ShardingPlan) -> float | None:
+        """The predicted time of a plan that was priced."""
+        return self._known.get(plan)
 
     def changes(self) -> list[Change]:
         """The best plan with one table split in another way, the most promising first."""
@@ -431,17 +440,16 @@ def _result(run: PlanSearch, started: float, *, explain: bool) -> CertifiedPlan:
 
 
 def _alternatives(run: PlanSearch) -> list[tuple[Alternative, ...]]:
-    """For each table its other ways, priced whole as far as that can be afforded, estimated beyond."""
+    """For each table its other ways, with the times that are known, estimates beyond."""
     assert run.plan is not None
-    changes = run.changes()
-    exact = run._affordable(len(changes))
-    times = [c.estimate_us for c in changes]
-    if exact:
-        times[:exact] = run.priced([c.plan for c in changes[:exact]]).tolist()
     out: list[list[Alternative]] = [[] for _ in run.plan.tables]
-    for i, (change, us) in enumerate(zip(changes, times, strict=True)):
+    for change in run.changes():
+        known = run.known_us(change.plan)
+        us = change.estimate_us if known is None else known
         out[change.table].append(
-            Alternative(change.moved.type, change.moved.ranks, us, us - run.upper_us, priced=i < exact)
+            Alternative(
+                change.moved.type, change.moved.ranks, us, us - run.upper_us, priced=known is not None
+            )
         )
     return [tuple(sorted(a, key=lambda x: x.iteration_time_us)) for a in out]
 

@@ -43,7 +43,9 @@ _GRID = 150  # points of a collective's curve
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
-_CLOSER = 2  # times that bytes are bounded anew
+_CLOSER = 3  # times that bytes are bounded anew
+_WORTH = 2e-4  # of the time: hulls that are closer stay
+_MOST_WHOLE = 2000  # ways that a program takes whole
 Key: TypeAlias = tuple[int, ...]
 Sums: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 
@@ -278,28 +280,51 @@ class ClassBound:
         tables = len(self.options.design.model.tables)
         return np.searchsorted(self.options.ways.table, np.arange(tables)).astype(np.int64)
 
-    def close_in(self, upper_us: float, *, time_limit_s: float) -> None:
+    def close_in(self, upper_us: float, *, seconds_left: Callable[[], float], whole_s: float) -> None:
         """Bound the first design anew, knowing that plans slower than `upper_us` are of no interest.
 
         A plan that is faster keeps every collective within bytes that another linear program finds; the hulls over
         these alone are closer. Then each table takes one way whole. The bound is of such plans, so at most `upper_us`.
+
+        Args:
+            upper_us: the time of a plan.
+            seconds_left: asked between linear programs; stops at 0.
+            whole_s: time limit of the program with whole ways; 0 leaves it out.
         """
         self._upper_us = upper_us
         for _ in range(_CLOSER):
-            used = sorted({v for cut in self.cuts for _, v in cut.transfers})
-            ranges = {v: _MasterProgram(self, self.cuts).bytes_within(v, upper_us) for v in used}
-            for v, (low, high) in ranges.items():
-                if high < low:
-                    self._proofs.append(_Proof(upper_us, 0, ()))
-                    return
-                self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
-        self._settled.discard(0)
-        self._rounds[0] = 0
-        self._solve(0)
-        while not self.settled() and self.lower_us < upper_us:
-            self.refine()
-        if self.lower_us < upper_us and time_limit_s > 0:
-            self._solve(0, whole_s=time_limit_s)
+            if not self._tighten(upper_us, seconds_left):
+                break
+            self._settled.discard(0)
+            self._rounds[0] = 0
+            self._solve(0)
+            while not self.settled() and self.lower_us < upper_us and seconds_left() > 0:
+                self.refine()
+        if self.lower_us < upper_us and len(self.shares) <= _MOST_WHOLE and min(whole_s, seconds_left()) > 0:
+            self._solve(0, whole_s=min(whole_s, seconds_left()))
+
+    def _tighten(self, upper_us: float, seconds_left: Callable[[], float]) -> bool:
+        """Hulls of the collectives that these are far from, over the bytes that matter; whether any changed."""
+        changed = False
+        for v, slack_us in self._slack_us().items():
+            if slack_us < _WORTH * upper_us or seconds_left() <= 0 or self.lower_us >= upper_us:
+                continue
+            low, high = _MasterProgram(self, self.cuts).bytes_within(v, upper_us)
+            if high < low:
+                self._proofs.append(_Proof(upper_us, 0, ()))
+                return False
+            self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
+            changed = True
+        return changed
+
+    def _slack_us(self) -> dict[int, float]:
+        """By how much each collective that cuts pass takes longer at the solution than its hull says."""
+        slack = {}
+        for v in sorted({v for cut in self.cuts for _, v in cut.transfers}):
+            bytes_ = self._segment((v,), self.shares)
+            true = float(transfer_us(self.program.variables[v], np.array([bytes_]), self.cost)[0])
+            slack[v] = true - float(np.interp(bytes_, *self.hull(v)))
+        return slack
 
     def _solve(self, number: int, *, whole_s: float = 0.0) -> None:
         own = [replace(c, constant_us=self.program.shifted(c, number=number)) for c in self.cuts]

@@ -169,6 +169,11 @@ class Options:
         """`(p,)`: positions in `FLAGS`."""
         return np.array([p.flag for p in self.probes], dtype=np.int64)
 
+    @cached_property
+    def first_of_flag(self) -> Ints:
+        """`(4,)`: some probe of each flag, -1 where there is none."""
+        return np.array([_first(self.probe_flag == i) for i in range(len(FLAGS))], dtype=np.int64)
+
     def shards(self, columns: int) -> Shards:
         """`(p, 2, columns)`: each probe a candidate, `columns` times on rank 0; rank 1 is empty."""
         tables = self.design.model.tables
@@ -232,6 +237,10 @@ class Options:
             self.shard_probe[np.repeat(kept, self.count)],
             self.ways.kept(_still_there(self.ways, options)),
         )
+
+
+def _first(mask: Mask) -> int:
+    return int(np.argmax(mask)) if mask.any() else -1
 
 
 def _still_there(ways: Ways, options: tuple[Option, ...]) -> Mask:

@@ -137,7 +137,9 @@ def _all_ranks(program: Program, held: _Held, predictor: Predictor) -> Steps:
     everywhere_of = np.stack([v.everywhere for v in program.variables], axis=1)
     loads = np.zeros((held.ranks, len(program.variables)))
     np.add.at(loads, held.rank, each_of[held.probe])
-    loads += np.array([v.base for v in program.variables])
+    # A launch on a rank without work in it takes no time.
+    sized = np.array([v.role is Role.RANK and bool(v.each.any()) for v in program.variables])
+    loads += np.where(sized & (loads == 0), 0.0, np.array([v.base for v in program.variables]))
     loads += (held.once[:, None] * everywhere_of[held.probe]).sum(axis=0)
     for i, variable in enumerate(program.variables):
         if variable.role is not Role.RANK:

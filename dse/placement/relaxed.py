@@ -13,6 +13,7 @@ for every cycle (a *cut*), whatever the plan. Three things make this hold on the
   sure. The fullest rank of a segment may be taken to hold the only other kind: kinds on all ranks add the same
   everywhere (the bound counts their smallest part), so a rank without a shard of it is no fuller. With two
   other kinds (table_wise beside table_row_wise, on several machines) neither is sure.
+  Ops that all ranks run count without what a launch costs whatever its size, unless that rank has work in them.
 - Of an op that is not sure, only what stays on one clock counts: its launches lengthen their stream by their shards'
   part, without launch, gap or host time. A rank that lacks the op has no such shards.
 - Ops for each table (embeddings that are not batched) count on the clock that they stay on: the diagonal of their
@@ -398,12 +399,19 @@ class _Builder:
         cost = self._op_costs[place.region][place.position]
         launch = cost.launches[position]
         if sure:
+            if self._unsure and launch.each.any() and not self._on_the_fullest(cost):
+                launch = replace(launch, base=0.0)  # a rank without such a shard has no work in it
             self._append(step, 0.0, self._variable(place.region, cost.name, launch))
         else:
             staying = step.copy()
             staying["opcode"], staying["launch"], staying["awaited"] = Opcode.HOST, -1, 0
             launch = replace(launch, base=0.0)
             self._append(staying, 0.0, self._variable(place.region, cost.name, launch))
+
+    def _on_the_fullest(self, cost: OpCost) -> bool:
+        """Whether the fullest rank of a segment holds a shard that an op has work with, whichever it is."""
+        flags = set(self._options.probe_flag[cost.present & self._of_class].tolist())
+        return bool(flags & {ROW_SPLIT, REPLICATED}) or {POOLED, STAGED} <= flags
 
     def _needed(self, place: _Place) -> int:
         """Which shards a rank must hold to run an op."""

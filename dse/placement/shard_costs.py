@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.placement.design_options import Options
+from dse.placement.design_options import FLAGS, Options
 from dse.placement.problem import Array
 from perfcore.cost.model import CostModel
 from perfcore.design.design import Design
@@ -156,10 +156,12 @@ def shard_costs(options: Options, cost: CostModel, overheads: OverheadTable) -> 
     graphs = [_placed_regions(dims, structure, options.shards(columns)) for columns in (1, 2, 3)]
     by_table = structure.fusion.embedding is EmbeddingFusion.PER_TABLE
     names = [n for n in graphs[0] if not (by_table and n in BY_TABLE)]
-    prices = [_priced([g[n] for n in names], cost, len(options.probes)) for g in graphs]
+    shape = len(options.probes), 2
+    prices = [_priced([g[n] for n in names], cost, shape) for g in graphs]
+    shown = _shown_by_all(options, dims, structure, names, cost)
     ops = {
         name: tuple(
-            _op_cost(op, [p[i][k] for p in prices], len(options.probes))
+            _op_cost(op, [p[i][k] for p in prices], [s[i][k] for s in shown], options)
             for k, op in enumerate(graphs[0][name].ops)
         )
         for i, name in enumerate(names)
@@ -182,15 +184,42 @@ def _placed_regions(dims: Dims, structure: Structure, shards: Shards) -> dict[st
     return {r.name: r for r in graph.regions if r.name in PLACED}
 
 
-def _priced(regions: Sequence[Region], cost: CostModel, probes: int) -> list[list[list[Array]]]:
-    """`(p, 2)` µs (bytes of collectives) of every launch, by region and op."""
+def _shown_by_all(
+    options: Options, dims: Dims, structure: Structure, names: Sequence[str], cost: CostModel
+) -> list[list[list[list[Array]]]]:
+    """One shard of each flag on all ranks that hold such a shard together, once and twice; amounts `(4, r)`.
+
+    The last rank is empty: it shows what every rank sees of a whole table.
+    """
+    system = options.design.system
+    count = np.array([1, system.world_size, system.local_world_size, system.world_size])
+    first = options.first_of_flag
+    held = np.arange(int(count.max()) + 1) < count[first >= 0][:, None]
+    out = []
+    for columns in (1, 2):
+        alone = options.shards(columns)
+        spread = {
+            name: np.asarray(getattr(alone, name))[first[first >= 0]][:, :1] * held[:, :, None]
+            for name in ("rows", "dim", "pooling", "skew")
+        }
+        flags = {
+            name: np.asarray(getattr(alone, name))[first[first >= 0]][:, :1] & held[:, :, None]
+            for name in FLAGS
+        }
+        graph = _placed_regions(dims, structure, Shards(**spread, **flags))
+        out.append(_priced([graph[n] for n in names], cost, held.shape))
+    return out
+
+
+def _priced(regions: Sequence[Region], cost: CostModel, shape: tuple[int, ...]) -> list[list[list[Array]]]:
+    """µs (bytes of collectives) of every launch, of that shape, by region and op."""
     kernels = [[[resolve(x.kernel) for x in op.launches] for op in r.ops] for r in regions]
     flat = [k for r in kernels for op in r for k in op if not isinstance(k, Collective)]
     durations = iter(cost.predict_us(flat))
     return [
         [
             [
-                np.broadcast_to(k.bytes if isinstance(k, Collective) else next(durations), (probes, 2))  # type: ignore[arg-type]
+                np.broadcast_to(k.bytes if isinstance(k, Collective) else next(durations), shape)  # type: ignore[arg-type]
                 for k in op
             ]
             for op in r
@@ -199,13 +228,27 @@ def _priced(regions: Sequence[Region], cost: CostModel, probes: int) -> list[lis
     ]
 
 
-def _op_cost(op: Op, thrice: Sequence[Sequence[Array]], probes: int) -> OpCost:
-    present = np.asarray(np.broadcast_to(op_present(op), (probes, 2))[:, 0])
-    launches = [
-        _launch(launch.kernel, [amounts[k] for amounts in thrice], present)
-        for k, launch in enumerate(op.launches)
-    ]
+def _op_cost(
+    op: Op, thrice: Sequence[Sequence[Array]], shown: Sequence[Sequence[Array]], options: Options
+) -> OpCost:
+    present = np.asarray(np.broadcast_to(op_present(op), (len(options.probes), 2))[:, 0])
+    launches = []
+    for k, launch in enumerate(op.launches):
+        cost = _launch(launch.kernel, [amounts[k] for amounts in thrice], present)
+        whole = (shown[1][k] - shown[0][k])[:, -1]
+        launches.append(_as_often_as_seen(cost, whole, options))
     return OpCost(op.name, present, tuple(launches))
+
+
+def _as_often_as_seen(cost: LaunchCost, whole: Array, options: Options) -> LaunchCost:
+    """What all ranks see of a shard, times the shards of a table that they see, from `(4,)` of whole tables."""
+    if not cost.everywhere.any():
+        return cost
+    first = options.first_of_flag
+    one = cost.everywhere[first[first >= 0]]
+    times = np.ones(len(first))
+    times[first >= 0] = np.where(one > 0, whole / np.maximum(one, np.finfo(float).tiny), 1.0)
+    return replace(cost, everywhere=cost.everywhere * times[options.probe_flag])
 
 
 def _launch(kernel: object, thrice: Sequence[Array], present: Mask) -> LaunchCost:
