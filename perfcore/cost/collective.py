@@ -1,7 +1,8 @@
 """Collectives: measured tables over size inside a machine, links between machines.
 
-Inside: monotone interpolation (Fritsch and Carlson 1980) of log time over log bytes; above the largest measured size the
-last bus bandwidth holds, below the smallest the time stands still. Other world sizes scale the nearest measured one by
+Inside: log time less that of a straight line, `latency + bytes / bandwidth` through the ends, is interpolated over log
+bytes, half linearly (protocols switch at kinks) and half by cubics (Fritsch and Carlson 1980), and kept monotone; above
+the largest measured size the last bus bandwidth holds, below the smallest the time stands still. Other world sizes scale the nearest measured one by
 the bytes each rank must move; a node without a table is `latency + bytes moved / link bandwidth`.
 Between machines a collective is hierarchical: a stage inside, and a stage on each GPU's own network link.
 """
@@ -23,6 +24,8 @@ from perfcore.units import US_PER_S
 
 Array = NDArray[np.float64]
 
+STEPS = 16  # between two measured sizes
+
 
 class SizeCurve:
     """Time of one collective over its size, from measured points."""
@@ -37,7 +40,7 @@ class SizeCurve:
         if not bool(np.all(np.isfinite(times) & (times > 0)) and np.isfinite(sizes[-1]) and sizes[0] > 0):
             raise ProfileError("Sizes and times of a collective must be positive and finite.")
         x, y = np.log(sizes), np.log(np.maximum.accumulate(times))
-        self._x, self._y, self._slopes = x, y, _monotone_slopes(x, y)
+        self._x, self._y = _between(x, y)
         self.range_bytes = (float(bytes_[0]), float(bytes_[-1]))
         self._s_per_byte = float(np.exp(y[-1] - x[-1])) / US_PER_S
         self.bus_bytes_per_s = bytes_factor / self._s_per_byte
@@ -48,15 +51,9 @@ class SizeCurve:
 
     def us(self, bytes_: Array) -> Array:
         """`(s,)` times of `(s,)` positive sizes."""
-        x = np.log(bytes_)
-        inside = np.clip(x, self._x[0], self._x[-1])
-        at = np.clip(np.searchsorted(self._x, inside, side="right") - 1, 0, len(self._x) - 2)
-        width = self._x[at + 1] - self._x[at]
-        t = (inside - self._x[at]) / width
-        rise = (1 + 2 * t) * (1 - t) ** 2 * self._y[at] + t * t * (3 - 2 * t) * self._y[at + 1]
-        bend = width * t * (1 - t) * ((1 - t) * self._slopes[at] - t * self._slopes[at + 1])
+        inside = np.interp(np.log(bytes_), self._x, self._y)
         beyond = np.maximum(bytes_ - self.range_bytes[1], 0.0) * self._s_per_byte * US_PER_S
-        return np.asarray(np.exp(rise + bend) + beyond, dtype=np.float64)
+        return np.asarray(np.exp(inside) + beyond, dtype=np.float64)
 
 
 Curves = Mapping[tuple[CollectiveKind, int], SizeCurve]
@@ -165,11 +162,27 @@ def bytes_factor(kind: CollectiveKind, world_size: int) -> float:
     return rounds * (world_size - 1) / world_size
 
 
-def _monotone_slopes(x: Array, y: Array) -> Array:
-    """Slopes at the knots that keep a cubic Hermite interpolant monotone (harmonic means)."""
+def _between(x: Array, y: Array) -> tuple[Array, Array]:
+    """Log sizes and log times at and between the measured ones, both increasing."""
+    at = np.repeat(np.arange(len(x) - 1), STEPS)
+    t = np.tile(np.arange(STEPS) / STEPS, len(x) - 1)
+    width = np.diff(x)[at]
+    dense = x[at] + t * width
+    line = np.log(np.exp(y[0]) + np.exp(y[-1] - x[-1]) * np.exp(np.concatenate([x, dense])))
+    rest = y - line[: len(x)]
+    slopes = _slopes(x, rest)
+    rise = (1 + 2 * t) * (1 - t) ** 2 * rest[at] + t * t * (3 - 2 * t) * rest[at + 1]
+    cubic = rise + width * t * (1 - t) * ((1 - t) * slopes[at] - t * slopes[at + 1])
+    linear = (1 - t) * rest[at] + t * rest[at + 1]
+    found = np.clip(line[len(x) :] + (cubic + linear) / 2, y[at], y[at + 1])
+    return np.append(dense, x[-1]), np.append(np.maximum.accumulate(found), y[-1])
+
+
+def _slopes(x: Array, y: Array) -> Array:
+    """Slopes at the knots with which a cubic Hermite interpolant overshoots none of them (harmonic means)."""
     width, secant = np.diff(x), np.diff(y) / np.diff(x)
     left, right = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
-    rising = (secant[:-1] > 0) & (secant[1:] > 0)
-    safe = [np.where(rising, s, 1.0) for s in (secant[:-1], secant[1:])]
-    inner = np.where(rising, (left + right) / (left / safe[0] + right / safe[1]), 0.0)
+    alike = secant[:-1] * secant[1:] > 0
+    safe = [np.where(alike, s, 1.0) for s in (secant[:-1], secant[1:])]
+    inner = np.where(alike, (left + right) / (left / safe[0] + right / safe[1]), 0.0)
     return np.concatenate([secant[:1], inner, secant[-1:]])

@@ -1,9 +1,11 @@
 """Embedding kernels: traffic of lookups through cache and device memory.
 
 Forward, a bag: its offsets, its indices, its rows, one output row; rows rounded up to 32-byte sectors. Offsets and
-indices lie one after another: device memory moves their bytes once, the cache serves whole sectors to each bag. Rows that the cache holds (`perfcore.cost.access`) cost cache bandwidth only; the launch is bound by the slower of
-device memory and cache. Backward reads an output gradient per lookup (cached like a table of `batch` rows) and,
-fused with the optimizer, reads and writes every distinct row and its state once; unfused it writes one row per lookup.
+indices lie one after another: device memory moves their bytes once, the cache serves whole sectors to each bag. Rows
+that the cache holds (`perfcore.cost.access`) cost cache bandwidth only; the launch is bound by the slower of device
+memory and cache. Backward reads an output gradient per lookup (cached like a table of `batch` rows) and, fused with
+the optimizer, reads and writes every distinct row and its state once, at a share of the bandwidth that depends on the
+row's width; unfused it writes one row per lookup.
 """
 
 from __future__ import annotations
@@ -45,12 +47,17 @@ class EmbeddingFormulas:
         lookup: rate of gathered reads; the floor is that of a launch, shared by its tables.
         update: rate of read-modify-write rows.
         l2_share: part of the cache that rows can hold.
+        update_widths: bytes of a row and the efficiency of its update, increasing; between them in the logarithm,
+            beyond them the nearest. Empty: `update.efficiency` whatever the width.
+        repeated: the launch before was the same one, as in a micro-benchmark: a forward finds in the cache what fits.
     """
 
     device: Device
     lookup: Rate
     update: Rate
     l2_share: float = 1.0
+    update_widths: tuple[tuple[float, float], ...] = ()
+    repeated: bool = False
 
     def forward(self, kernels: Sequence[EmbeddingForward], dims: Stacked) -> Array:
         """Offsets, indices, rows through the cache, output."""
@@ -63,6 +70,10 @@ class EmbeddingFormulas:
         served = bags * (OFFSET_SECTORS_BYTES + _sectors(indices) + row)
         work = bags * row
         hbm = np.where(work > 0, streamed + lookups * row * (1.0 - hits), 0.0)
+        if self.repeated:
+            distinct = distinct_rows(lookups, dims["rows"], dims["skew"]) * row
+            kept = _over_launch(dims, distinct + lookups * dims["index_bytes"])
+            hbm = np.where(kept <= self.l2_share * self.device.l2_bytes, 0.0, hbm)
         cache = np.where(work > 0, served + lookups * row, 0.0)
         return self._us(hbm / self.lookup.efficiency, cache, _floor(dims, self.lookup, work > 0))
 
@@ -80,7 +91,7 @@ class EmbeddingFormulas:
         update = 2.0 * rows_touched * (row * (1.0 + wide) + np.where(narrow > 0, SECTOR_BYTES, 0.0))
         work = bags * row * dims["pooling"]
         hbm = read / self.lookup.efficiency + np.where(
-            fused, update / self.update.efficiency, lookups * row / self.lookup.efficiency
+            fused, update / self._update_efficiency(row), lookups * row / self.lookup.efficiency
         )
         hbm = np.where(work > 0, hbm, 0.0)
         cache = np.where(work > 0, lookups * 2.0 * row + bags * row, 0.0)
@@ -92,12 +103,21 @@ class EmbeddingFormulas:
         lookups = dims["lookups"] * np.minimum(dims["rows"], 1.0)
         hits = hit_rate(lookups, dims["rows"], dims["skew"], self._cached(row))
         streamed = lookups * (row + INDEX_BYTES)
-        hbm = streamed / self.lookup.efficiency + 2.0 * lookups * row * (1.0 - hits) / self.update.efficiency
+        updated = 2.0 * lookups * row * (1.0 - hits)
+        hbm = streamed / self.lookup.efficiency + updated / self._update_efficiency(row)
         floor = np.where(lookups * row > 0, self.update.floor_us, 0.0)
         return self._us(np.where(row > 0, hbm, 0.0), 3.0 * lookups * row, floor)
 
     def _cached(self, row_bytes: Array) -> Array:
         return self.l2_share * self.device.l2_bytes / np.maximum(row_bytes, SECTOR_BYTES)
+
+    def _update_efficiency(self, row_bytes: Array) -> Array:
+        """`(s,)`: share of the bandwidth at which rows of that width are read, changed and written."""
+        if not self.update_widths:
+            return np.full(row_bytes.shape, self.update.efficiency)
+        widths, efficiencies = np.array(self.update_widths).T
+        found = np.interp(np.log2(np.maximum(row_bytes, 1.0)), np.log2(widths), efficiencies)
+        return np.asarray(found, dtype=np.float64)
 
     def _us(self, hbm_bytes: Array, cache_bytes: Array, floor_us: Array) -> Array:
         seconds = np.maximum(
@@ -113,11 +133,17 @@ def _bags(dims: Stacked) -> Array:
 
 def _floor(dims: Stacked, rate: Rate, present: NDArray[np.bool_]) -> Array:
     """`(s,)`: the launch's floor divided among the tables of one kernel that have work."""
+    here = present.astype(np.float64)
+    return np.asarray(here * rate.floor_us / np.maximum(_over_launch(dims, here), 1.0))
+
+
+def _over_launch(dims: Stacked, values: Array) -> Array:
+    """`(s,)`: the sum over the tables of each element's launch."""
     parts, at = [], 0
     for shape in dims.shapes:
         size = int(np.prod(shape))
-        here = present[at : at + size].reshape(shape or (1,)).astype(np.float64)
-        parts.append((here * rate.floor_us / np.maximum(here.sum(axis=-1, keepdims=True), 1.0)).ravel())
+        own = values[at : at + size].reshape(shape or (1,))
+        parts.append(np.broadcast_to(own.sum(axis=-1, keepdims=True), own.shape).ravel())
         at += size
     return np.concatenate(parts)
 

@@ -43,6 +43,8 @@ class GemmParams:
         correction_from_us: shortest roofline time in the fit; the correction fades out below it.
         log_error_90: nine in ten measurements lie within a factor `exp` of it; of shapes like those of the fit.
         log_error_90_outside: likewise of other shapes.
+        batched_efficiency: likewise of products in batches, which libraries serve with other kernels; 0: as one product.
+        batched_floor_us: likewise.
         clock_share: sustained (or locked) clock over the data sheet's boost clock.
     """
 
@@ -53,6 +55,8 @@ class GemmParams:
     basis: Calibration = Calibration.ANALYTIC
     correction_from_us: float = 0.0
     clock_share: float = 1.0
+    batched_efficiency: float = 0.0
+    batched_floor_us: float = 0.0
     log_error_90: float = 0.0
     log_error_90_outside: float = 0.0
 
@@ -84,6 +88,9 @@ class GemmModel:
         device = at_clock_share(self.device, params.clock_share)
         line = gemm_roofline(shapes, device, dtype)
         us = analytic_us(line, params)
+        if params.batched_efficiency > 0:
+            batched = line.us / params.batched_efficiency + params.batched_floor_us
+            us = np.where(shapes.batch > 1, batched, us)
         correction = self.corrections.get(dtype)
         if correction is None or not us.size:
             return us

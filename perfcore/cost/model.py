@@ -53,6 +53,10 @@ class ScaledModel:
         """As the model's."""
         return self._model.calibration(kernel)
 
+    def log_error_90(self, kernel: Kernel) -> float:
+        """As the model's: a factor on all durations changes no ratio."""
+        return _log_error_90(self._model, kernel)
+
 
 @runtime_checkable
 class Bounded(Protocol[K_contra]):
@@ -86,5 +90,8 @@ class CostModel:
 
     def log_error_90(self, kernel: Kernel) -> float:
         """Nine in ten measurements lie within a factor `exp` of it of the duration; 0 where a model says nothing."""
-        model = self._models[type(kernel)]
-        return model.log_error_90(kernel) if isinstance(model, Bounded) else 0.0
+        return _log_error_90(self._models[type(kernel)], kernel)
+
+
+def _log_error_90(model: KernelModel[Kernel], kernel: Kernel) -> float:
+    return model.log_error_90(kernel) if isinstance(model, Bounded) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -49,12 +50,12 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         model = MeasuredModel(fits)
         kinds = (kind for kind in get_args(k.Kernel) if kind not in (k.Collective, k.MeasuredKernel))
         return dict.fromkeys(kinds, model) | {k.Collective: _collectives(profile, folder, node)}
-    memory, embedding = _memory(entries, device), _embedding(entries, device)
+    memory, embedding = _memory(entries, device), embedding_formulas(entries, device)
     host = HostRows(device)
 
     def formula(price: Any, entry: str, *, sum_tables: bool = False) -> FormulaModel[Any]:
         section = entries.section(entry)
-        return FormulaModel(price, section.calibration("basis"), _spread(section), sum_tables=sum_tables)
+        return FormulaModel(price, section.calibration("basis"), _stated(section), sum_tables=sum_tables)
 
     return {
         k.Gemm: _gemm(entries, folder, device),
@@ -75,7 +76,7 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
             formula(embedding.backward, "embedding_update", sum_tables=True), host.update
         ),
         k.CachePopulate: FormulaModel(
-            host.populate, Calibration.ANALYTIC, _spread(entries.section("memcpy_host")), sum_tables=True
+            host.populate, Calibration.ANALYTIC, _stated(entries.section("memcpy_host")), sum_tables=True
         ),
         k.SparseUpdate: formula(embedding.sparse_update, "embedding_update"),
         k.Collective: _collectives(profile, folder, node),
@@ -90,7 +91,7 @@ def measured_fits(entries: Section) -> dict[str, Fit]:
     """
     return {
         name: replace(
-            _fit(entries.section(name).section("parameters")), log_error_90=_spread(entries.section(name))
+            _fit(entries.section(name).section("parameters")), log_error_90=_stated(entries.section(name))
         )
         for name in entries.names()
         if entries.section(name).text("model") == MEASURED
@@ -124,9 +125,11 @@ def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
             high=_quad(values, "high"),
             basis=entry.calibration("basis"),
             correction_from_us=values.number("correction_from_us") if "correction_from_us" in values else 0.0,
-            log_error_90=_spread(entry),
-            log_error_90_outside=_spread(entry, "log_error_90_outside") or _spread(entry),
+            log_error_90=_stated(entry),
+            log_error_90_outside=_stated(entry, "log_error_90_outside") or _stated(entry),
             clock_share=values.number("clock_share") if "clock_share" in values else 1.0,
+            batched_efficiency=_stated(values, "batched_efficiency"),
+            batched_floor_us=_stated(values, "batched_floor_us"),
         )
         if "correction" in entry:
             path = (folder / entry.text("correction")).resolve()
@@ -166,18 +169,35 @@ def _memory(entries: Section, device: Device) -> MemoryBoundFormulas:
     )
 
 
-def _embedding(entries: Section, device: Device) -> EmbeddingFormulas:
+def embedding_formulas(entries: Section, device: Device) -> EmbeddingFormulas:
+    """The formulas of embedding kernels that a profile's entries describe.
+
+    Raises:
+        ProfileError: an entry is missing or wrong.
+    """
+    update = entries.section("embedding_update").section("parameters")
     return EmbeddingFormulas(
         device=device,
         lookup=_rate(entries, "embedding_lookup"),
         update=_rate(entries, "embedding_update"),
         l2_share=entries.section("embedding_lookup").section("parameters").number("l2_share"),
+        update_widths=_widths(update) if "by_row_bytes" in update else (),
     )
+
+
+def _widths(update: Section) -> tuple[tuple[float, float], ...]:
+    """Bytes of a row and the efficiency of its update, by increasing width."""
+    found = update.list_of_sections("by_row_bytes")
+    widths = tuple((w.number("row_bytes"), w.number("efficiency")) for w in found)
+    increasing = all(a[0] < b[0] for a, b in itertools.pairwise(widths))
+    if not widths or widths[0][0] <= 0 or not increasing or not all(0 < e <= 1 for _, e in widths):
+        raise update.error("must have increasing `row_bytes` and efficiencies in (0, 1]", "by_row_bytes")
+    return widths
 
 
 def _collectives(profile: Section, folder: Path, node: Node | None) -> CollectiveModel:
     kernels = profile.section("kernels")
-    analytic = _spread(kernels.section("collective")) if "collective" in kernels else 0.0
+    analytic = _stated(kernels.section("collective")) if "collective" in kernels else 0.0
     if "collectives" not in profile:
         return CollectiveModel({}, node, analytic_log_error_90=analytic)
     data = read_json(folder / profile.text("collectives"))
@@ -192,13 +212,13 @@ def _collectives(profile: Section, folder: Path, node: Node | None) -> Collectiv
         _frozen(curves),
         node,
         own=own,
-        log_error_90_inside=_spread(data),
+        log_error_90_inside=_stated(data),
         analytic_log_error_90=analytic,
     )
 
 
-def _spread(values: Section, key: str = "log_error_90") -> float:
-    """The interval that an entry states, 0 where it states none."""
+def _stated(values: Section, key: str = "log_error_90") -> float:
+    """A number that an entry states, 0 where it states none."""
     return values.number(key) if key in values else 0.0
 
 

@@ -23,8 +23,16 @@ from perfcore.design.hardware import Device
 from perfcore.errors import ProfileError
 from perfcore.graph.kernels import DType
 from perfcore.profile import fit_gemm, fit_tables
-from perfcore.profile.build import kernel_models
-from perfcore.profile.fit_checks import EMBEDDING_FILE, GEMM_FILE, published_kernel_errors
+from perfcore.profile.accuracy import AWKWARD
+from perfcore.profile.build import embedding_formulas, kernel_models
+from perfcore.profile.fit_batched import BatchedFit, fit_batched
+from perfcore.profile.fit_checks import (
+    EMBEDDING_FILE,
+    EMBEDDING_SPLITS,
+    GEMM_FILE,
+    awkward_products,
+    published_kernel_errors,
+)
 from perfcore.profile.fit_gemm import Errors, GemmFit, Samples, Trees
 from perfcore.profile.profile import BUNDLED, POOLED
 from perfcore.profile.recipes import RECIPES, Recipe, curves_source, document, known_error
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKED = "v100-sxm2-16gb"
+AWKWARD_SOURCE = (
+    "ml_perf_model, V100 at a locked clock: products of training traces, dims that 32 does not divide"
+)
 BF16_TREES = Trees(iterations=1500)
 FP32_TREES = Trees(iterations=1000)
 POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12, columns=1.0)
@@ -73,6 +84,7 @@ class Fits:
     pools: Mapping[DType, Pool]
     vector: Mapping[str, fit_tables.VectorFit]
     curves: Mapping[str, list[fit_tables.CurvePoints]]
+    batched: Mapping[str, BatchedFit]
 
 
 def fit_all(data: Path, out: Path) -> None:
@@ -90,14 +102,16 @@ def fit_all(data: Path, out: Path) -> None:
     boards = board_devices(out)
     bf16 = _bf16(data)
     fp32 = _fp32(data, boards, floors)
+    gemm = {**_fit_each(bf16, BF16_TREES, floors), **_fit_each(fp32, FP32_TREES, floors)}
     fits = Fits(
-        gemm={**_fit_each(bf16, BF16_TREES, floors), **_fit_each(fp32, FP32_TREES, floors)},
+        gemm=gemm,
         pools={
             DType.BF16: _pool([s for s, _ in bf16.values()], out, floors),
             DType.FP32: _pool([s for n, (s, _) in fp32.items() if n not in THROTTLED], out, floors),
         },
         vector=_vector(data, boards, floors),
         curves=_curves(data),
+        batched=_batched(data, {name: gemm[DType.BF16, name].params for name in BF16_SYSTEMS.values()}),
     )
     for recipe in RECIPES:
         write_profile(recipe, fits, constants, out)
@@ -111,15 +125,18 @@ def add_checks(paper: Path, folder: Path, *, rows: list[float]) -> None:
     content = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
     device, section = hardware.device(folder.name), read_json(folder / "profile.json")
     costs = CostModel(kernel_models(section, folder, device=device, node=hardware.default_node(device.name)))
+    formulas = embedding_formulas(section.section("kernels"), device)
     content["known_errors"] += [
-        known_error(kernel, error, _check_split(kernel), "ml_perf_model, V100 at a locked clock")
-        for kernel, error in published_kernel_errors(paper, costs, mlperf_rows=rows)
+        known_error(
+            kernel,
+            error,
+            EMBEDDING_SPLITS.get(kernel, "never fitted on"),
+            "ml_perf_model, V100 at a locked clock",
+        )
+        for kernel, error in published_kernel_errors(paper, costs, formulas, mlperf_rows=rows)
     ]
     _write_json(folder / "profile.json", content)
-
-
-def _check_split(kernel: str) -> str:
-    return "update efficiency chosen on these" if kernel.startswith("embedding_update") else "never fitted on"
+    _write_json(folder / AWKWARD, {"source": AWKWARD_SOURCE, "products": awkward_products(paper)})
 
 
 def write_profile(recipe: Recipe, fits: Fits, constants: Mapping[str, Any], out: Path) -> None:
@@ -239,6 +256,17 @@ def _vector(
     }
     logger.info("pointwise: %s", fits)
     return fits
+
+
+def _batched(data: Path, params: Mapping[str, GemmParams]) -> dict[str, BatchedFit]:
+    import pandas as pd
+
+    frame = pd.read_csv(_require(data / "kernels" / "mla_bmm.csv.gz"))
+    frame = frame[frame["bmm_dtype"] == "bfloat16"]
+    return {
+        name: fit_batched(frame[frame["system"] == system], hardware.device(name), params[name])
+        for system, name in BF16_SYSTEMS.items()
+    }
 
 
 def _curves(data: Path) -> dict[str, list[fit_tables.CurvePoints]]:

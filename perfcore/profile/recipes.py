@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfcore.cost.gemm import GemmParams
 from perfcore.graph.kernels import DType
+from perfcore.profile.fit_batched import SPLIT as BATCHED_SPLIT
 from perfcore.profile.fit_tables import COMMON, curve_errors
 from perfcore.profile.schema import SCHEMA_VERSION
 
@@ -20,6 +21,7 @@ SOURCES = {
     DType.BF16: "aiconfigurator tables, bf16 GEMM under CUDA-graph replay",
     DType.FP32: "NeuSight train data, fp32 linear and bmm, one eager op between events",
 }
+BATCHED_SOURCE = "aiconfigurator tables, bf16 products around latent attention, one for each head"
 NK_SPLIT = "unseen (n, k) pairs"
 DATE = "2026-11-29"
 
@@ -107,12 +109,17 @@ def document(recipe: Recipe, fits: Fits, constants: Mapping[str, Any]) -> dict[s
         entry, known = _gemm_entry(recipe, fits, dtype)
         kernels[f"gemm_{dtype.value}"] = entry
         errors += known
+    errors += _add_batched(kernels["gemm_bf16"], fits, recipe.gemm.get(DType.BF16))
     kernels |= _pointwise_entries(recipe, fits, constants["kernels"])
     clock = constants["clock_shares"].get(recipe.name)
     if clock is not None:
         for dtype in DType:
             kernels[f"gemm_{dtype.value}"]["parameters"]["clock_share"] = clock["share"]
             kernels[f"gemm_{dtype.value}"]["source"] += "; clock: " + clock["source"]
+    if recipe.name in constants["update_widths"]["profiles"]:
+        update, widths = kernels["embedding_update"], constants["update_widths"]
+        update["parameters"]["by_row_bytes"] = widths["by_row_bytes"]
+        update["source"] += "; by_row_bytes: " + widths["source"]
     if recipe.vector is not None:
         fit = fits.vector[recipe.vector]
         errors.append(
@@ -171,6 +178,22 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
     text = f"{source}; {board}"
     known = [known_error(kernel + what, e, NK_SPLIT, text) for what, e in shown.items() if e is not None]
     return entry, known
+
+
+def _add_batched(entry: dict[str, Any], fits: Fits, board: str | None) -> list[dict[str, Any]]:
+    """Put the constants of batched half-precision products into an entry: the board's, or the median of all."""
+    boards = [board] if board else sorted(fits.batched)
+    entry["parameters"] |= {
+        "batched_efficiency": _median([fits.batched[b].efficiency for b in boards]),
+        "batched_floor_us": _median([fits.batched[b].floor_us for b in boards]),
+    }
+    source = f"{BATCHED_SOURCE}; {', '.join(boards)}"
+    entry["source"] += f"; batched: {source}"
+    if board is None:
+        return []
+    fit = fits.batched[board]
+    shown = {"bmm_bf16": fit.held_out, "bmm_bf16 (roofline alone)": fit.plain}
+    return [known_error(kernel, e, BATCHED_SPLIT, source) for kernel, e in shown.items()]
 
 
 def _entry(params: GemmParams, basis: str, correction: str, source: str, samples: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_conformance import TOY, KernelModelConformance
@@ -50,6 +52,18 @@ class TestForward(KernelModelConformance):
         bytes_ = 1000 * (16 + 80 + 256 + 10 * 256)
         assert us == pytest.approx(4.0 + bytes_ / (0.9 * 1.2e12) * 1e6, rel=1e-3)
 
+    def test_a_repeated_launch_finds_what_fits_in_the_cache(self):
+        repeated = FormulaModel(replace(FORMULAS, repeated=True).forward, sum_tables=True)
+        small, large = forward(128.0, rows=np.array([300.0])), forward(65536.0, rows=np.array([1e7]))
+        assert repeated.predict_us([small])[0] < self.model.predict_us([small])[0]
+        assert repeated.predict_us([large])[0] == self.model.predict_us([large])[0]
+
+    def test_what_fits_is_counted_over_the_tables_of_a_launch(self):
+        repeated = FormulaModel(replace(FORMULAS, repeated=True).forward, sum_tables=True)
+        rows_of_a_table = TOY.l2_bytes / 256 / 4
+        many = forward(1e5, rows=np.full(64, rows_of_a_table))
+        assert repeated.predict_us([many])[0] == self.model.predict_us([many])[0]
+
     def test_tables_of_no_pooling_still_write_zeros(self):
         [us] = self.model.predict_us([k.EmbeddingForward(512.0, 100.0, 0.0, 64.0, 0.0, 4.0)])
         assert us > 4.0
@@ -74,6 +88,21 @@ class TestBackward(KernelModelConformance):
     def test_a_sparse_gradient_has_a_row_for_each_lookup(self):
         [us] = self.model.predict_us([backward(65536.0, rows=np.array([1e3]), optimizer=None)])
         assert us > 65536 * 10 * 256 / 1.2e12 * 1e6
+
+    def test_efficiency_by_width_stands_still_beyond_its_ends(self):
+        by_width = replace(FORMULAS, update=Rate(0.6, 0.0), update_widths=((256.0, 0.8), (512.0, 0.4)))
+        [narrow, low, high, wide] = [
+            float(
+                FormulaModel(by_width.sparse_update).predict_us(
+                    [k.SparseUpdate(1e6, 1e9, dim, 0.0, 4.0)],
+                )[0]
+            )
+            / dim
+            for dim in (32.0, 64.0, 128.0, 512.0)
+        ]
+        assert narrow == pytest.approx(low, rel=0.05)
+        assert high == pytest.approx(wide, rel=0.05)
+        assert high > 1.3 * low
 
     def test_an_unknown_optimizer_is_refused(self):
         with pytest.raises(ProfileError, match=r"must be one of sgd, .*'lion'"):

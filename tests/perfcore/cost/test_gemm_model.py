@@ -182,3 +182,11 @@ def test_a_corrupt_correction_is_named(tmp_path):
     model = GemmModel(TOY, {DType.BF16: PARAMS}, {DType.BF16: Residual(path)})
     with pytest.raises(ProfileError, match=r"gemm_bf16\.npz: a file of trees is needed"):
         model.predict_us([Gemm(64.0, 64.0, 64.0, DType.BF16)])
+
+
+def test_batched_products_take_constants_of_their_own():
+    params = GemmParams(efficiency=0.9, floor_us=2.0, batched_efficiency=0.5, batched_floor_us=6.0)
+    model = GemmModel(TOY, {DType.BF16: params}, {})
+    [one, two] = model.predict_us([Gemm(1.0, 1.0, 1.0, DType.BF16, batch=b) for b in (1.0, 2.0)])
+    assert one == pytest.approx(2.0, abs=0.5)
+    assert two == pytest.approx(6.0, abs=0.5)

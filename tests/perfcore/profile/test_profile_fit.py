@@ -16,6 +16,7 @@ from perfcore.design import hardware
 from perfcore.errors import ProfileError
 from perfcore.graph import kernels as k
 from perfcore.profile import fit, fit_gemm, fit_tables
+from perfcore.profile.fit_batched import fit_batched
 from perfcore.profile.fit_gemm import Trees
 from perfcore.profile.profile import BUNDLED, load_profile
 
@@ -143,6 +144,28 @@ def test_the_published_errors_are_computed_as_published():
     assert e.gmae_pct == pytest.approx(100 * (0.1004 * 0.2004 * 0.0004) ** (1 / 3), rel=1e-6)
 
 
+def bmm_frame(name: str) -> pd.DataFrame:
+    """Batched products at 0.7 of the roofline, 4 µs of start-up."""
+    device = hardware.device(name)
+    rows = []
+    for op, (n, width) in {"mla_gen_pre": (512.0, 128.0), "mla_gen_post": (128.0, 512.0)}.items():
+        for heads in (1, 2, 4, 8, 16, 32):
+            for tokens in (16, 256, 4096):
+                shape = GemmShapes(*(np.array([float(x)]) for x in (heads, tokens, n, width)))
+                us = 4.0 + float(gemm_roofline(shape, device, k.DType.BF16).us[0]) / 0.7
+                rows.append((op, heads, tokens, us / 1e3))
+    frame = pd.DataFrame(rows, columns=["op_name", "num_heads", "num_tokens", "latency"])
+    return frame.assign(bmm_dtype="bfloat16")
+
+
+def test_constants_of_batched_products_are_found() -> None:
+    device = hardware.device("h100-sxm")
+    params = GemmParams(efficiency=0.9, floor_us=2.0)
+    found = fit_batched(bmm_frame("h100-sxm"), device, params)
+    assert (found.efficiency, found.floor_us) == pytest.approx((0.7, 4.0), rel=0.01)
+    assert found.held_out.mape_pct < 1 < found.plain.mape_pct
+
+
 @pytest.fixture
 def data(tmp_path) -> Path:
     """Small synthetic measurements of every kind, laid out like the raw data."""
@@ -158,6 +181,9 @@ def data(tmp_path) -> Path:
             root / "kernels" / f"{file}.parquet"
         )
     pd.concat([nccl_frame(s) for s in fit.BF16_SYSTEMS]).to_csv(root / "kernels" / "nccl.csv.gz")
+    pd.concat([bmm_frame(n).assign(system=s) for s, n in fit.BF16_SYSTEMS.items()]).to_csv(
+        root / "kernels" / "mla_bmm.csv.gz"
+    )
     sizes = 2.0 ** np.arange(8, 31)
     figure = [
         pd.DataFrame(
@@ -183,7 +209,8 @@ def data(tmp_path) -> Path:
     ).to_csv(paper / "collective_fit_params_v100.csv")
     gemm = pd.DataFrame({"M": [2048, 512], "N": [1024, 64], "K": 1024, "batch": 1, "mean_us": [430.0, 30.0]})
     gemm.to_csv(paper / fit.GEMM_FILE)
-    samples = ["EL backward", "EL forward", "trace DLRM_default fwd", "trace DLRM_MLPerf bwd"]
+    samples = ["EL backward", "EL forward"]
+    samples += [f"trace DLRM_{name} {way}" for name in ("default", "MLPerf") for way in ("fwd", "bwd")]
     points = pd.DataFrame(
         {"sample": samples, "B": 2048, "E": 1e6, "T": 8, "L": 10, "D": 64, "measured_kernel_us": 99.0}
     )

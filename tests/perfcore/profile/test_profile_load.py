@@ -212,6 +212,10 @@ def test_broken_json_is_refused(copy):
             lambda d: d["kernels"]["gemm_fp32"]["parameters"].update(low=[1, 1, 1, "k"]),
             r"\$\.kernels\.gemm_fp32\.parameters\.low\.3 must be a finite number",
         ),
+        (
+            lambda d: d["kernels"]["embedding_update"]["parameters"]["by_row_bytes"].reverse(),
+            r"by_row_bytes must have increasing `row_bytes` and efficiencies in \(0, 1\]",
+        ),
         (lambda d: d.update(collectives="gone.json"), r"gone\.json: a profile needs this file"),
         (lambda d: d.update(known_errors=[{"kernel": "x"}]), r"\$\.known_errors\[0\]\.n is required"),
     ],
@@ -247,3 +251,12 @@ def test_corrupt_overheads_are_named(copy):
     (copy / "overheads.json").write_text("{}")
     with pytest.raises(ProfileError, match=r"overheads\.json: overheads"):
         load_profile(str(copy))
+
+
+def test_a_time_scale_keeps_calibration_and_intervals(copy):
+    edit(copy, lambda d: d.update(time_scale=1.5))
+    plain, scaled = load_profile("v100-sxm2-16gb").cost_model(), load_profile(str(copy)).cost_model()
+    for kernel in EVERY_KERNEL:
+        assert scaled.log_error_90(kernel) == plain.log_error_90(kernel)
+        assert scaled.calibration(kernel) is plain.calibration(kernel)
+        assert scaled.predict_us([kernel])[0] == pytest.approx(1.5 * plain.predict_us([kernel])[0])
