@@ -42,6 +42,7 @@ from perfcore.measure.table_cases import copy_cases, table_cases
 
 LOOP_SHARE = 0.4
 COLLECTIVE_SHARE = 0.06
+SHORTEST_COLLECTIVES_S = 2.0  # of those that are measured again
 SHORTEST_LOOP_S = 0.4  # of one that is measured again
 FEWEST_LOOPS = 8  # below, a fit has too little to go by: measured also when the time is up
 # What one kernel may take: a share of the budget, within bounds.
@@ -145,16 +146,16 @@ def _check_runs(device: str) -> None:
 
 
 def _collectives(folder: SampleFolder, *, device: str, budget_s: float, say: Say) -> tuple[int, list[str]]:
-    """Collectives of as many ranks as there is room for, where they were not measured before."""
+    """Collectives of as many ranks as there is room for; those measured before again, where the time is worth it."""
     known = {int(k.dims(s.kernel)["world_size"]) for s in folder.collective_samples()}  # type: ignore[arg-type]
-    missing = [n for n in worlds(device) if n not in known]
-    done, refused = 0, []
-    for size in missing:
+    seconds = COLLECTIVE_SHARE * budget_s
+    sizes = [n for n in worlds(device) if n not in known or seconds >= SHORTEST_COLLECTIVES_S]
+    done, refused = 0, list[str]()
+    for size in sizes:
         say(f"collectives of {size} ranks")
         try:
-            seconds = COLLECTIVE_SHARE * budget_s / len(missing)
             # All or none of a world: a part of one would pass for the whole.
-            found = list(measure_collectives(size, device=device, seconds=seconds))
+            found = list(measure_collectives(size, device=device, seconds=seconds / len(sizes)))
         except UnsupportedError as err:
             refused.append(err.message)
             continue

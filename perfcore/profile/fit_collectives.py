@@ -70,7 +70,7 @@ def collective_name(kind: CollectiveKind, world_size: int) -> str:
 
 
 def _points(samples: Sequence[KernelSample]) -> Mapping[tuple[CollectiveKind, int], Points]:
-    """Medians by size; a size that was measured again takes the mean of its medians."""
+    """Medians by size; of a size that was measured again, the median of its medians."""
     sums: dict[tuple[CollectiveKind, int], dict[float, list[float]]] = {}
     for sample in samples:
         kernel = sample.kernel
@@ -79,7 +79,7 @@ def _points(samples: Sequence[KernelSample]) -> Mapping[tuple[CollectiveKind, in
         size = float(np.max(np.asarray(kernel.bytes)))
         sums.setdefault(key, {}).setdefault(size, []).append(sample.timing.median_us)
     return {
-        key: [(size, float(np.mean(us))) for size, us in sorted(by_size.items())]
+        key: [(size, float(np.median(us))) for size, us in sorted(by_size.items())]
         for key, by_size in sorted(sums.items())
     }
 

@@ -14,6 +14,7 @@ from measure_designs import small
 
 from perfcore.design.design import to_dict
 from perfcore.errors import ProfileError, UnsupportedError
+from perfcore.graph import kernels as k
 from perfcore.measure import collect as sweep
 from perfcore.measure import files, isolate
 from perfcore.measure.__main__ import main
@@ -24,7 +25,7 @@ from perfcore.measure.isolate import Settings, measure_here
 from perfcore.measure.iteration import check_device
 from perfcore.measure.kernels import Timing
 from perfcore.measure.record import Status, read_samples, write_samples
-from perfcore.measure.samples import SampleFolder
+from perfcore.measure.samples import KernelSample, SampleFolder
 
 # What torch raises, word for word as its users report it.
 NO_KERNELS = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be asynchronously reported"
@@ -270,3 +271,38 @@ def test_an_interruption_is_no_traceback(
     monkeypatch.setattr(sweep, "collect", interrupted)
     assert main(["collect", "--device", "cpu", "--out", str(tmp_path)]) == 130
     assert "what was measured is kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("budget_s", "times"), [(10.0, 1), (100.0, 2)])
+def test_collectives_are_measured_again_where_time_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_s: float, times: int
+) -> None:
+    kernel = k.Collective(k.CollectiveKind.ALL_REDUCE, 256.0, 2.0, 2.0)
+    asked: list[float] = []
+
+    def measured(size: int, *, device: str, seconds: float) -> Iterator[KernelSample]:
+        asked.append(seconds)
+        yield KernelSample(kernel, Timing((1.0,) * 5, "cold", "wall"))
+
+    monkeypatch.setattr(sweep, "worlds", lambda _: [2])
+    monkeypatch.setattr(sweep, "measure_collectives", measured)
+    folder = SampleFolder(tmp_path)
+    folder.create()
+    for _ in range(2):
+        sweep._collectives(folder, device="cpu", budget_s=budget_s, say=lambda _: None)
+    assert len(asked) == times
+    assert len(folder.collective_samples()) == times
+
+
+def test_collectives_that_fail_leave_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*_: Any, **__: Any) -> Iterator[KernelSample]:
+        raise UnsupportedError("Collectives of 2 ranks could not be measured: no gloo.")
+        yield
+
+    monkeypatch.setattr(sweep, "worlds", lambda _: [2, 4])
+    monkeypatch.setattr(sweep, "measure_collectives", fails)
+    folder = SampleFolder(tmp_path)
+    folder.create()
+    done, refused = sweep._collectives(folder, device="cpu", budget_s=9.0, say=lambda _: None)
+    assert (done, len(refused)) == (0, 2)
+    assert not folder.collectives.exists()

@@ -95,6 +95,9 @@ def test_curves_go_through_the_medians() -> None:
     assert error.n == 3
     assert 0 <= error.mape_pct < 20
     assert collective_curves(samples[:1], source="a test") is None
+    again = collective_curves([*samples, exchange(256.0, 1000.0), exchange(256.0, 12.0)], source="a test")
+    assert again is not None
+    assert again["curves"][0]["us"][0] == 12.0  # a disturbed session does not count
 
 
 def test_the_profile_prices_what_was_measured(measured: Path) -> None:
