@@ -34,7 +34,7 @@ from perfcore.design.training import Fusion, Training
 from perfcore.errors import UnsupportedError
 from perfcore.measure.isolate import Settings
 
-QUICK = Settings(min_iterations=3, max_seconds=0.1, time_limit_s=300, threads=1, max_batch=32)
+QUICK = Settings(min_iterations=3, max_seconds=0.1, time_limit_s=300, threads=1, max_batch=32, max_ranks=1)
 
 
 def design(batch: int, *, world_size: int = 1, **changes: object) -> Design:
