@@ -21,82 +21,29 @@ Letters: o options, v variables, t tables, k segments.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TypeAlias
 
 import numpy as np
 
-from dse.placement.design_options import FLAGS, Options, Ways
-from dse.placement.linear import Program as LinearProgram
-from dse.placement.linear import Rows, Solved, solve_relaxed, solve_whole
+from dse.placement.class_program import DenseCosts, program_of
+from dse.placement.design_options import FLAGS, Options
+from dse.placement.design_program import Key, MasterProgram, Terms, under_hull
 from dse.placement.problem import Array, Ints
-from dse.placement.relaxed import Cut, DenseCosts, Program, Role, Variable, program_of, transfer_us
+from dse.placement.relaxed import Cut, Program, Role, transfer_us
 from dse.placement.shard_costs import ShardCosts, single_rank_dims
+from dse.placement.ways import SharedSums, Sums
 from perfcore.cost.model import CostModel
 from perfcore.overheads import OverheadTable
 
-_GRID = 150  # points of a collective's curve
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
 _CLOSER = 3  # times that bytes are bounded anew
 _WORTH = 2e-4  # of the time: hulls that are closer stay
 _MOST_WHOLE = 2000  # ways that a program takes whole
-Key: TypeAlias = tuple[int, ...]
-Sums: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """What ways add to a segment (µs) or to a collective (bytes).
-
-    Attributes:
-        average: `(w,)` to every rank, if all shards are spread evenly.
-        largest: `(w,)` to some rank.
-        everywhere: `(w,)` to every rank in any case.
-        base: whatever the plan.
-    """
-
-    average: Array
-    largest: Array
-    everywhere: Array
-    base: float
-
-
-class SharedSums:
-    """Least sums over ways from costs of probes; classes ask for the same again and again, flag by flag."""
-
-    def __init__(self, options: Options) -> None:
-        """Of the design's options, before classes take some away."""
-        self._options = options
-        self._known: dict[tuple[int, bytes], tuple[Array, Array, Array]] = {}
-
-    def of(self, ways: Ways, kept: Ints) -> Sums:
-        """The sums of those ways of a class which are `(w',)` of the design's."""
-
-        def sums(of_probe: Array) -> tuple[Array, Array, Array]:
-            found = [np.zeros(len(kept)) for _ in range(3)]
-            for flag in np.unique(ways.flag):
-                mine = ways.flag == flag
-                for out, whole in zip(found, self._by_flag(int(flag), of_probe), strict=True):
-                    out[mine] = whole[kept[mine]]
-            return found[0], found[1], found[2]
-
-        return sums
-
-    def _by_flag(self, flag: int, of_probe: Array) -> tuple[Array, Array, Array]:
-        """`(w,)` total, largest, and total of copies counted once, where ways have that flag."""
-        costs = np.where(self._options.probe_flag == flag, of_probe, 0.0)
-        key = flag, hashlib.blake2b(costs.tobytes(), digest_size=16).digest()
-        if key not in self._known:
-            ways = self._options.ways
-            once = ways.total(costs, once=True)
-            self._known[key] = once * ways.copies[ways.family], ways.largest(costs), once
-        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +256,7 @@ class ClassBound:
         for v, slack_us in self._slack_us().items():
             if slack_us < _WORTH * upper_us or seconds_left() <= 0 or self.lower_us >= upper_us:
                 continue
-            low, high = _MasterProgram(self, self.cuts).bytes_within(v, upper_us)
+            low, high = MasterProgram(self, self.cuts).bytes_within(v, upper_us)
             if high < low:
                 self._proofs.append(_Proof(upper_us, 0, ()))
                 return False
@@ -328,7 +275,7 @@ class ClassBound:
 
     def _solve(self, number: int, *, whole_s: float = 0.0) -> None:
         own = [replace(c, constant_us=self.program.shifted(c, number=number)) for c in self.cuts]
-        solved = _MasterProgram(self, own).solve(whole_s=whole_s)
+        solved = MasterProgram(self, own).solve(whole_s=whole_s)
         if np.isfinite(self._upper_us):
             self._proofs.append(_Proof(min(solved.bound, self._upper_us), number, ()))
             if solved.x is not None:
@@ -347,168 +294,6 @@ class ClassBound:
             if self.cut_us(o) >= solved.bound * (1 - _TOLERANCE)
         ]
         self._proofs.append(_Proof(solved.bound, number, tuple(tight or self.cuts)))
-
-
-def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> tuple[Array, Array]:
-    """Corners of a convex, growing function that is nowhere above the collective's time between two sizes."""
-    high = max(high, low * (1 + 1e-9), 1.0)
-    start = max(low, high * 1e-7)
-    grid = np.geomspace(start, high, _GRID)
-    times = transfer_us(variable, grid, cost)
-    first = times[0] if low > 0 else 0.0
-    x, y = np.concatenate([[low], grid[1:]]), np.concatenate([[first], times[:-1]])
-    corners: list[int] = []
-    for i in range(len(x)):
-        while len(corners) > 1 and _right_turn(x, y, corners[-2], corners[-1], i):
-            corners.pop()
-        corners.append(i)
-    return x[corners], y[corners]
-
-
-def _right_turn(x: Array, y: Array, a: int, b: int, c: int) -> bool:
-    return bool((y[b] - y[a]) * (x[c] - x[a]) >= (y[c] - y[a]) * (x[b] - x[a]))
-
-
-class _MasterProgram:
-    """Assembles a class's linear program. Columns: T, a share for each way, then as they are first used."""
-
-    def __init__(self, bound: ClassBound, cuts: Sequence[Cut]) -> None:
-        self._bound, self._cuts, self._rows = bound, cuts, Rows()
-        self._ways = 1 + np.arange(len(bound.options.ways.table))
-        self._high = [0.0, *np.ones(len(self._ways)).tolist()]
-        self._measures: dict[Key, int] = {}
-        self._transfers: dict[int, int] = {}
-
-    def solve(self, *, whole_s: float = 0.0) -> Solved:
-        """The least T with shares, whole ones if there is time; infinite where no plan satisfies memory and kinds."""
-        self._build()
-        program = self._program(0, 1.0, whole=whole_s > 0)
-        return solve_whole(program, time_limit_s=whole_s) if whole_s > 0 else solve_relaxed(program)
-
-    def bytes_within(self, v: int, upper_us: float) -> tuple[float, float]:
-        """The least and the most bytes of a collective in a plan that takes at most so long."""
-        self._build()
-        self._transfer(v)
-        column, scale = self._measures[(v,)], float(self._bound.hull(v)[0][-1])
-        self._high[0] = min(self._high[0], upper_us)
-        least, most = (solve_relaxed(self._program(column, sign)).bound for sign in (1.0, -1.0))
-        if np.isposinf(least) or np.isposinf(most):
-            return 0.0, -1.0  # there is no such plan
-        return max(least, 0.0) * scale, -most * scale
-
-    def _build(self) -> None:
-        for cut in self._cuts:
-            self._cut(cut)
-        self._choice()
-        self._memory_and_kinds()
-
-    def _program(self, column: int, sign: float, *, whole: bool = False) -> LinearProgram:
-        """Minimise one column, or maximise it where the sign is negative."""
-        high = np.array(self._high)
-        objective, wholes = np.zeros(len(high)), np.zeros(len(high), dtype=bool)
-        objective[column] = sign
-        wholes[self._ways] = whole
-        return self._rows.program(objective=objective, low=np.zeros(len(high)), high=high, whole=wholes)
-
-    def _cut(self, cut: Cut) -> None:
-        """T is at least what the cut says."""
-        columns, values, most = [0], [1.0], cut.constant_us
-        for weight, key in cut.segments:
-            columns.append(self._measure(key, scale=1.0))
-            values.append(-weight)
-            most += weight * self._high[columns[-1]]
-        for weight, v in cut.transfers:
-            columns.append(self._transfer(v))
-            values.append(-weight)
-            most += weight * self._high[columns[-1]]
-        self._row(columns, values, low=cut.constant_us)
-        self._high[0] = max(self._high[0], most)
-
-    def _measure(self, key: Key, *, scale: float) -> int:
-        """The column of a segment's length (or a collective's bytes in units of `scale`), with its rows."""
-        if key in self._measures:
-            return self._measures[key]
-        terms, starts = self._bound.terms(key), self._bound.starts
-        column = self._measures[key] = self._column(self._bound.most(terms) / scale)
-        shared = self._shared(terms.everywhere, scale)
-        extra = [] if shared is None else [shared]
-        head = [1.0, *([-1.0] * len(extra))]
-        base = terms.base / scale
-        self._row([column, *extra, *self._ways], [*head, *(-terms.average / scale)], low=base)
-        average = float(np.minimum.reduceat(terms.average, starts).sum())
-        # A table whose shards are all smaller than that is never more than the average.
-        large = np.flatnonzero(np.maximum.reduceat(terms.largest, starts) > average)
-        if len(large):
-            self._largest(large, [column, *extra], head, terms.largest / scale, base)
-        return column
-
-    def _largest(
-        self, tables: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
-    ) -> None:
-        """One row for each of these tables: its shard is on some rank."""
-        of_way = self._bound.options.ways.table
-        mine = np.flatnonzero(np.isin(of_way, tables))
-        rows = np.arange(len(tables))
-        self._rows.add(
-            np.concatenate([*([rows] * len(columns)), np.searchsorted(tables, of_way[mine])]),
-            np.concatenate([*(np.full(len(rows), c) for c in columns), self._ways[mine]]),
-            np.concatenate([*(np.full(len(rows), v) for v in values), -largest[mine]]),
-            count=len(rows),
-            low=low,
-        )
-
-    def _shared(self, everywhere: Array, scale: float) -> int | None:
-        """The column of what all ranks see, `None` for nothing."""
-        if not everywhere.any():
-            return None
-        most = float(np.maximum.reduceat(everywhere, self._bound.starts).sum()) / scale
-        column = self._column(most)
-        self._row([column, *self._ways], [1.0, *(-everywhere / scale)], low=0.0)
-        return column
-
-    def _transfer(self, v: int) -> int:
-        """The column of a collective's time, with its tangents."""
-        if v in self._transfers:
-            return self._transfers[v]
-        x, y = self._bound.hull(v)
-        scale = float(x[-1])
-        bytes_ = self._measure((v,), scale=scale)
-        slopes = np.diff(y) / np.diff(x)
-        most = float(y[-1] + slopes[-1] * scale * max(self._high[bytes_] - 1.0, 0.0))
-        column = self._transfers[v] = self._column(most)
-        for slope, x0, y0 in zip(slopes, x[:-1], y[:-1], strict=True):
-            self._row([column, bytes_], [1.0, -slope * scale], low=float(y0 - slope * x0))
-        return column
-
-    def _choice(self) -> None:
-        """Each table's shares add up to one."""
-        tables = self._bound.options.ways.table
-        self._rows.add(
-            tables, self._ways, np.ones(len(tables)), count=int(tables.max()) + 1, low=1.0, high=1.0
-        )
-
-    def _memory_and_kinds(self) -> None:
-        bound, ways = self._bound, self._bound.options.ways
-        held = bound.sums(bound.costs.bytes)[0]
-        scale = max(float(held.max()), 1.0)
-        self._row(self._ways, held / scale, high=bound.capacity_bytes / scale)
-        for kind in bound.kinds:
-            of_kind = self._ways[ways.flag == kind]
-            self._row(of_kind, np.ones(len(of_kind)), low=1.0)
-
-    def _column(self, most: float) -> int:
-        self._high.append(most)
-        return len(self._high) - 1
-
-    def _row(
-        self,
-        columns: Sequence[int] | Ints,
-        values: Sequence[float] | Array,
-        *,
-        low: float = -np.inf,
-        high: float = np.inf,
-    ) -> None:
-        self._rows.add(np.zeros(len(columns), dtype=np.int64), columns, values, count=1, low=low, high=high)
 
 
 def class_bounds(
@@ -536,7 +321,7 @@ def class_bounds(
         np.maximum.reduceat(costs.bytes[options.shard_probe], options.first_shard[:-1]) <= most
     )
     ways = options.ways
-    shared = SharedSums(options)
+    shared = SharedSums(options.ways, options.probe_flag)
     fits = ways.largest(costs.bytes) <= most
     usable = [i for i in range(len(FLAGS)) if bool((fits & (ways.flag == i)).any())]
     bounds = []

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from dse.placement.class_program import DenseCosts
 from dse.placement.design_bound import ClassBound, class_bounds
 from dse.placement.design_options import Options, options_of
 from dse.placement.options import tables_capacity_bytes
 from dse.placement.problem import Array
-from dse.placement.relaxed import DenseCosts
 from dse.placement.shard_costs import ShardCosts, shard_costs, single_rank_dims
 from perfcore.design.design import Design
 from perfcore.graph.dims import structure_of
@@ -70,7 +70,7 @@ class DesignBounds:
         for number, time_us in enumerate(times_us):
             _refine(bounds, number, float(time_us))
         lower = np.array([min((b.lower_of(n) for b in bounds), default=np.inf) for n in range(len(designs))])
-        return np.minimum(np.maximum(lower, fed_us), times_us)
+        return np.asarray(np.minimum(np.maximum(lower, fed_us), times_us))
 
     def _placed(self, design: Design) -> tuple[Options, ShardCosts]:
         """Options and their costs, which the dense part has no say in."""

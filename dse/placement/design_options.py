@@ -5,12 +5,13 @@ Letters: t tables, o options, s shards of all options, p probes (distinct shards
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from dse.placement.problem import Array, Ints, Mask, Where
+from dse.placement.ways import Ways
 from perfcore.design.design import Design
 from perfcore.design.model import EmbeddingTable
 from perfcore.design.sharding import ShardingPlan, ShardingType, Shards, TableSharding
@@ -57,73 +58,6 @@ class Probe:
     flag: int
     rows: int
     dim: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ways:
-    """What is left of the options when ranks are forgotten: on how many ranks a table's columns lie.
-
-    Pieces of one table that share a rank are one wider shard, which may cost less than its parts. All splits of a table's
-    columns are partitions of its finest pieces, and `f` *families* (a table's columns whole or split, its rows, its
-    copies) hold for each number of pieces on a rank the probe of that shard. A way is a family on so many ranks.
-
-    Attributes:
-        table: `(w,)`.
-        flag: `(w,)` positions in `FLAGS`.
-        family: `(w,)`.
-        least: `(w,)` on at least so many ranks (machines, for staged tables) lie the columns.
-        most: `(w,)` and on at most so many.
-        copies: `(f,)` ranks that hold the same columns: all for row parts and replicas, a machine's for staged tables.
-        pieces: `(f,)` finest pieces.
-        probe: `(f, m, 2)` of shards of 1, 2, ... pieces, with the larger and the smaller row part.
-    """
-
-    table: Ints
-    flag: Ints
-    family: Ints
-    least: Ints
-    most: Ints
-    copies: Ints
-    pieces: Ints
-    probe: Ints
-
-    def kept(self, rows: Mask) -> Ways:
-        """Without the ways that `(w,)` leaves out."""
-        return replace(
-            self, **{name: getattr(self, name)[rows] for name in ("table", "flag", "family", "least", "most")}
-        )
-
-    def largest(self, of_probe: Array) -> Array:
-        """`(w,)`: some rank has a shard of at least this cost: one of at least a `most`-th of the pieces."""
-        costs = self._shards(of_probe)
-        at_least = np.minimum.accumulate(costs[::-1], axis=0)[::-1]
-        pieces = self.pieces[self.family]
-        return np.asarray(at_least[-(-pieces // self.most) - 1, self.family])
-
-    def total(self, of_probe: Array, *, once: bool = False) -> Array:
-        """`(w,)`: all shards together cost at least this; `once` counts copies as one."""
-        sums = _least_sums(self._shards(of_probe), self.pieces)
-        found = sums[self.least - 1, self.family]
-        return np.asarray(found if once else found * self.copies[self.family])
-
-    def _shards(self, of_probe: Array) -> Array:
-        """`(m, f)`: the least that a shard of so many pieces adds to its rank, from `(p,)` costs of probes alone."""
-        costs = np.minimum(of_probe[self.probe[:, :, 0]], of_probe[self.probe[:, :, 1]]).T
-        return np.where(np.arange(len(costs))[:, None] < self.pieces, costs, np.inf)
-
-
-def _least_sums(costs: Array, pieces: Ints) -> Array:
-    """`(m, f)`: the least sum of n or more shards that make up a family's pieces, from `(m, f)` costs by pieces."""
-    most, families = costs.shape
-    at = pieces - 1, np.arange(families)
-    sums = np.full((most, families), np.inf)
-    fewer, sums[0] = costs, costs[at]
-    for n in range(1, most):
-        exactly = np.full((most, families), np.inf)
-        for k in range(n, most):
-            exactly[k] = (costs[:k][::-1] + fewer[:k]).min(axis=0)
-        fewer, sums[n] = exactly, exactly[at]
-    return np.minimum.accumulate(sums[::-1], axis=0)[::-1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dse.placement.design_bound import ClassBound, Key
+from dse.placement.design_bound import ClassBound
 from dse.placement.design_options import Option, Options
+from dse.placement.design_program import Key
 from dse.placement.problem import Array, Assignment, Ints, Mask, Problem
 from dse.placement.relaxed import Cut, Role, transfer_us
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dse.placement.class_program import DenseCosts, program_of
 from dse.placement.design_options import Options
 from dse.placement.problem import Array, Ints
-from dse.placement.relaxed import DenseCosts, Program, Role, program_of, transfer_us
+from dse.placement.relaxed import Program, Role, transfer_us
 from dse.placement.shard_costs import ShardCosts, single_rank_dims
 from perfcore.design.design import Design
 from perfcore.design.sharding import ShardingPlan

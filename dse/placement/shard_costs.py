@@ -200,13 +200,9 @@ def _shown_by_all(
         alone = options.shards(columns)
         spread = {
             name: np.asarray(getattr(alone, name))[first[first >= 0]][:, :1] * held[:, :, None]
-            for name in ("rows", "dim", "pooling", "skew")
+            for name in ("rows", "dim", "pooling", "skew", *FLAGS)
         }
-        flags = {
-            name: np.asarray(getattr(alone, name))[first[first >= 0]][:, :1] & held[:, :, None]
-            for name in FLAGS
-        }
-        graph = _placed_regions(dims, structure, Shards(**spread, **flags))
+        graph = _placed_regions(dims, structure, Shards(**spread))
         out.append(_priced([graph[n] for n in names], cost, held.shape))
     return out
 
