@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from dse.errors import StorageError
 from dse.manifest import write_atomically
 from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report_files import DESIGN, ranks_csv, report_json, tables_csv
-from dse.report.figures import BLUE, FONT, GREY
 from dse.report.markup import escaped, table_of
+from dse.report.placement_figures import draw_heat, draw_memory
 from dse.report.words import gib, number
 
 MAX_TABLES, MAX_RANKS, MAX_OTHERS = 200, 64, 4
@@ -58,11 +57,11 @@ def page_of(report: PlanReport) -> str:
         headline=_headline(report),
         cards="".join(_cards(report)),
         heat_note=_heat_note(report),
-        heat=_heat(report),
+        heat=draw_heat(report),
         events_note=_events_note(report),
         events=_events(report),
         memory_note=_memory_note(report),
-        memory=_memory(report),
+        memory=draw_memory(report),
         table_note=_table_note(report),
         tables=_tables(report),
         ranks=_ranks(report),
@@ -118,25 +117,8 @@ def _card(name: str, big: str, note: str) -> str:
 def _heat_note(report: PlanReport) -> str:
     return (
         "One row an event, one column a rank: the darker, the longer. An event's darkest ranks decide when it ends; a row of one "
-        f"colour is balanced. Point at a cell for its time. {len(report.ranks):,} ranks."
+        "colour is balanced. The second button compares the ranks of each event with its slowest one. Point at a cell for its value."
     )
-
-
-def _heat(report: PlanReport) -> str:
-    import plotly.graph_objects as go
-
-    order = [*(report.used_events or (0,))][::-1]
-    names = [report.events[e] for e in order]
-    figure = go.Figure(
-        go.Heatmap(
-            z=report.load_ms[:, order].T.round(6).tolist(), y=names, x=list(range(len(report.ranks))),
-            colorscale=[[0, "#f3f7fb"], [0.5, "#56b4e9"], [1, "#003a5c"]], zmin=0, xgap=1 if len(report.ranks) <= 64 else 0, ygap=1,
-            colorbar={"title": {"text": "ms", "side": "top"}, "thickness": 12},
-            hovertemplate="rank %{x}, %{y}: %{z:.4~g} ms<extra></extra>",
-        )
-    )  # fmt: skip
-    figure.update_xaxes(title_text="rank", dtick=1 if len(report.ranks) <= 32 else None)
-    return _html(figure, "heat", height=130 + 30 * len(names))
 
 
 def _events_note(report: PlanReport) -> str:
@@ -173,25 +155,6 @@ def _memory_note(report: PlanReport) -> str:
         f"All shards with their optimizer state and buffers take {number(held)} GiB of the {number(room)} GiB that the ranks have "
         f"for them ({100 * held / room:.0f} %)." if room > 0 else "The ranks have no memory for tables."
     )  # fmt: skip
-
-
-def _memory(report: PlanReport) -> str:
-    import plotly.graph_objects as go
-
-    ranks = [r.rank for r in report.ranks]
-    figure = go.Figure()
-    figure.add_bar(
-        x=ranks, y=[round(r.hbm_gib, 4) for r in report.ranks], name="tables", marker={"color": BLUE, "line": {"width": 0}},
-        hovertemplate="rank %{x}: %{y:.4~g} GiB<extra></extra>",
-    )  # fmt: skip
-    figure.add_scatter(
-        x=ranks, y=[round(r.capacity_gib, 4) for r in report.ranks], name="room", mode="lines",
-        line={"color": "#333", "dash": "dash", "width": 1.5, "shape": "hvh"}, hovertemplate="room on rank %{x}: %{y:.4~g} GiB<extra></extra>",
-    )  # fmt: skip
-    figure.update_xaxes(title_text="rank", dtick=1 if len(ranks) <= 32 else None)
-    figure.update_yaxes(title_text="GiB", rangemode="tozero")
-    figure.update_layout(showlegend=True, bargap=0.25 if len(ranks) <= 128 else 0)
-    return _html(figure, "memory", height=300)
 
 
 def _table_note(report: PlanReport) -> str:
@@ -315,24 +278,3 @@ def _trust(report: PlanReport) -> str:
 
 def _some(names: Sequence[str], *, most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _html(figure: Any, div_id: str, *, height: int) -> str:
-    """A fragment that needs plotly on the page."""
-    import plotly.io
-
-    figure.update_layout(
-        template="plotly_white", height=height, font={"family": FONT, "size": 13, "color": "#1f2933"},
-        margin={"l": 10, "r": 20, "t": 34, "b": 48}, hoverlabel={"font": {"family": FONT}, "align": "left"},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-    )  # fmt: skip
-    figure.update_xaxes(automargin=True, showgrid=False)
-    figure.update_yaxes(automargin=True, gridcolor=GREY)
-    html: str = plotly.io.to_html(
-        figure,
-        include_plotlyjs=False,
-        full_html=False,
-        div_id=div_id,
-        config={"displayModeBar": False, "responsive": True},
-    )
-    return html

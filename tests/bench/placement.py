@@ -154,9 +154,9 @@ def warm_up() -> None:
     from dse.placement.certified import certify
     from dse.placement.instance import Objective, read_instance
 
+    some = read_instance(INSTANCES / "synth_100x16_cw.json.gz")
     for objective in Objective:
-        small = read_instance(INSTANCES / "criteo_onehot_26x8.json.gz").problem(objective)
-        certify(small, time_limit_s=1.0, seed=0)
+        certify(some.problem(objective), time_limit_s=2.0, seed=0)
 
 
 def own_instance():
