@@ -283,7 +283,9 @@ def test_a_pipelined_input_exchange_hides(predictor: Predictor) -> None:
     assert pipelined < 0.9 * overlapped < serial
     np.testing.assert_allclose(memories[2].input, 3 * memories[1].input)
     received = memories[2].communication - memories[1].communication
-    np.testing.assert_allclose(received, 65536 * 8.0 * sum(t.pooling_factor / 4 + 1 for t in tables), rtol=1e-3)
+    np.testing.assert_allclose(
+        received, 65536 * 8.0 * sum(t.pooling_factor / 4 + 1 for t in tables), rtol=1e-3
+    )
 
 
 # --- tables on the host ----------------------------------------------------------------------------------
