@@ -36,6 +36,7 @@ def print_plan(report: PlanReport) -> None:
     console = Console()
     _headline(console, report)
     for part in (_events(report), _kinds(report), _ranks(report), _tables(report, console.width)):
+        console.print(f"[bold]{part.title}[/bold]", highlight=False)
         console.print(_drawn(part, console.width))
 
 
@@ -50,7 +51,7 @@ class _Part:
 
 def _drawn(part: _Part, width: int) -> Table:
     """The table, texts cut where it would be too wide; numbers never are."""
-    table = Table(title=part.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     text = [i == 0 or column in _TEXT for i, column in enumerate(part.columns)]
     widths = [
         max(len(column), *(len(row[i]) for row in part.rows), 0) for i, column in enumerate(part.columns)
@@ -70,11 +71,11 @@ def _drawn(part: _Part, width: int) -> Table:
 
 def _headline(console: Console, report: PlanReport) -> None:
     c = report.certificate
-    proof = (
-        "[green]proven optimal[/green]"
-        if c.proven
-        else f"at most [bold]{c.gap_pct:.2f} %[/bold] above the best (bound {number(c.lower_bound_ms)} ms)"
-    )
+    proof = f"at most [bold]{c.gap_pct:.2f} %[/bold] above the best (bound {number(c.lower_bound_ms)} ms)"
+    if c.proven:
+        proof = "[green]proven optimal[/green]"
+    elif not math.isfinite(c.gap_pct):
+        proof = "and no bound above 0 was found"
     console.print(f"[bold]{number(c.objective_ms)} ms[/bold] {report.objective}, {proof}", highlight=False)
     where = f"{_count(len(report.ranks), 'rank')} of {_count(report.machines, 'machine')}"
     said = (

@@ -20,7 +20,7 @@ def certificate_json(report: PlanReport) -> dict[str, Any]:
     return {
         name: c.objective_ms,
         "lower_bound_ms": c.lower_bound_ms,
-        "certified_gap_pct": c.gap_pct,
+        "certified_gap_pct": c.gap_pct if math.isfinite(c.gap_pct) else None,
         "proven": c.proven,
         "wall_s": c.wall_s,
     }

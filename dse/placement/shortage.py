@@ -14,8 +14,9 @@ import numpy as np
 from dse.errors import NoFeasibleCandidateError
 from dse.placement.labels import Labels
 from dse.placement.problem import Array, Assignment, Problem, Where, loads_of
-from perfcore.units import BYTES_PER_GIB
+from perfcore.units import BYTES_PER_GIB, BYTES_PER_MIB
 
+_SHOWN_AS_GIB = 0.1 * BYTES_PER_GIB
 Solve: TypeAlias = Callable[[Problem], Assignment]
 
 
@@ -152,8 +153,11 @@ def refusal(shortage: Shortage, remedies: Sequence[str]) -> NoFeasibleCandidateE
 
 
 def _gib(bytes_: float) -> str:
+    """Memory in words; a rank whose other needs take more than all of it has none."""
+    if bytes_ <= 0:
+        return "none"
     return (
         f"{bytes_ / BYTES_PER_GIB:,.1f} GiB"
-        if abs(bytes_) >= 0.1 * BYTES_PER_GIB
-        else f"{bytes_ / 2**20:,.2f} MiB"
+        if bytes_ >= _SHOWN_AS_GIB
+        else f"{bytes_ / BYTES_PER_MIB:,.2f} MiB"
     )
