@@ -38,6 +38,8 @@ _WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
 _HEAVIEST = 20  # doublings
 _MOST_PRICED = 3e6  # plans times ranks times tables: of single changes that are priced whole
 _PRICED_AT_ONCE = 2e5  # likewise between two looks at the clock
+_MOST_CHANGES = 2000  # single changes that are looked at
+_PROMISING = 1.05  # classes whose bound is within this factor of the least are searched first
 _SAME = 1e-9  # relative
 
 
@@ -71,6 +73,7 @@ class PlanSearch:
     upper_us: float = np.inf
     found: dict[int, Assignment] = field(default_factory=dict)
     _known: dict[ShardingPlan, float] = field(default_factory=dict)
+    _changes: tuple[ShardingPlan, list[Change]] | None = None
 
     def __post_init__(self) -> None:
         """Options, their costs, and the first bounds."""
@@ -117,7 +120,7 @@ class PlanSearch:
         self._refine()
         for rounds in range(1, _ROUNDS + 1):
             before = self.upper_us
-            for number in self._open_classes():
+            for number in self._open_classes(promising=rounds == 1):
                 if self.left_s > 0 or self.plan is None:
                     self._search(number, rounds)
             if self.plan is None or self.closed or self.left_s <= 0:
@@ -146,10 +149,14 @@ class PlanSearch:
                     whole_s=_WHOLE_SHARE * self.left_s * rounds,
                 )
 
-    def _open_classes(self) -> list[int]:
-        """Classes whose bound leaves room for a better plan, the one with most room first."""
+    def _open_classes(self, *, promising: bool = False) -> list[int]:
+        """Classes whose bound leaves room for a better plan, the one with most room first; or those with much."""
         order = sorted(range(len(self.bounds)), key=lambda i: self.bounds[i].lower_us)
-        return [i for i in order if self.bounds[i].lower_us < self.upper_us * (1 - PROVEN)]
+        most = self.upper_us * (1 - PROVEN)
+        if promising and order:
+            least = self.bounds[order[0]].lower_us
+            most = min(most, least * _PROMISING)
+        return [i for i in order if self.bounds[i].lower_us < most]
 
     def _search(self, number: int, rounds: int) -> None:
         """One search of a class: at the linear program's solution, later at the plan that the last one found."""
@@ -238,18 +245,26 @@ class PlanSearch:
         return self._known.get(plan)
 
     def changes(self) -> list[Change]:
-        """The best plan with one table split in another way, the most promising first."""
+        """The best plan with one table split in another way, the most promising first; of many tables the heaviest."""
         assert self.plan is not None
+        if self._changes is None or self._changes[0] != self.plan:
+            self._changes = self.plan, self._single_changes(self.plan)
+        return self._changes[1]
+
+    def _single_changes(self, plan: ShardingPlan) -> list[Change]:
         bound, assignment = self.at_plan()
         problem = self.surrogate(bound, assignment).problem
         loads = loads_of(problem, assignment)
         out = []
-        for t in range(problem.num_tables):
+        shards = problem.first_shard[np.append(assignment.option, assignment.option + 1)].reshape(2, -1)
+        heavy = np.argsort([-float(problem.cost[a:b].sum()) for a, b in shards.T], kind="stable")
+        many = max(1, int(_MOST_CHANGES * problem.num_tables / problem.num_options))
+        for t in sorted(heavy[:many].tolist()):
             for other in alternatives(problem, assignment, loads, t):
-                table = self.plan.tables[t]
+                table = plan.tables[t]
                 option = bound.options.options[other.option]
                 moved = TableSharding(table.table, option.type, other.ranks)
-                tables = (*self.plan.tables[:t], moved, *self.plan.tables[t + 1 :])
+                tables = (*plan.tables[:t], moved, *plan.tables[t + 1 :])
                 estimate = self.upper_us + other.objective - loads.objective
                 fits = other.missing_bytes <= 0
                 out.append(Change(t, moved, ShardingPlan(tables), estimate if fits else np.inf))
