@@ -263,3 +263,46 @@ def test_torchrec_is_needed_for_its_planner(monkeypatch: pytest.MonkeyPatch, tmp
     limits.write_text("hbm_gib: 40\n")
     refused = call(DESIGN, "--compare", "torchrec", "--limits", limits, code=2)
     assert "--limits and --compare exclude one another" in refused.stderr
+
+
+# --- odd instances --------------------------------------------------------------------------------------
+
+
+def whole(ms: float, gib: float = 1.0) -> dict[str, Any]:
+    return {"type": "table_wise", "part": "device", "sh": [[ms, 0, ms, 0, gib]]}
+
+
+def by_rows(ms: float, gib: float, ranks: int) -> dict[str, Any]:
+    return {"type": "row_wise", "part": "uniform", "sh": [[ms, 0, ms, 0, gib]], "n": [ranks]}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tables", "objective"),
+    [
+        (4, [[whole(0)], [whole(0), by_rows(0, 0.25, 4)]], 0.0),  # nothing is ever looked up
+        (1, [[whole(1)], [whole(2)]], 6.0),
+        (16, [[whole(1), by_rows(0.1, 0.1, 16)]], 0.2),  # more ranks than tables
+        (2, [[whole(1, 0)]], 2.0),  # takes no memory
+    ],
+)
+def test_odd_instances_are_solved(ranks: int, tables: list[Any], objective: float, tmp_path: Path) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"ws": ranks, "lws": min(ranks, 8), "cap": 4, "tables": tables}))
+    answer = planned("--instance", file, "--time-limit", "1", "-o", tmp_path / "plan")
+    assert answer["objective_ms"] == pytest.approx(objective)
+    assert answer["proven"] is True
+    assert len(answer["ranks"]) == ranks
+
+
+@pytest.mark.parametrize(
+    ("cap", "tables", "said"),
+    [
+        (0, [[whole(1)]], "its ranks have none for tables: 1.0 GiB are missing"),
+        (-3, [[whole(1)]], "its ranks have none for tables: 4.0 GiB are missing"),
+        (1, [[whole(1, 0.6)]] * 3, "1. 1.2 GiB for tables on each rank instead of 1.0 GiB."),
+    ],
+)
+def test_odd_instances_are_refused(cap: float, tables: list[Any], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"ws": 2, "lws": 2, "cap": cap, "tables": tables}))
+    assert said in call("--instance", file, "--time-limit", "1", code=3).stderr
