@@ -156,9 +156,9 @@ class Options:
         fine = int(self.ways.pieces[family]) // o.pieces
         first, counts = np.unique(ranks[:: o.parts], return_counts=True)
         at = (first[:, None] + np.arange(o.parts)).ravel()
-        sizes = _row_sizes(self.design.model.tables[o.table].num_embeddings, o.parts)
-        larger = np.tile(np.array(sizes) < sizes[0], len(first)).astype(np.int64)
-        probes = self.ways.probe[family, np.repeat(counts, o.parts) * fine - 1, larger]
+        larger = _row_sizes(self.design.model.tables[o.table].num_embeddings, o.parts)[0][1]
+        smaller = np.tile(np.arange(o.parts) >= larger, len(first)).astype(np.int64)
+        probes = self.ways.probe[family, np.repeat(counts, o.parts) * fine - 1, smaller]
         return at, probes
 
     def restricted(self, kept: Mask) -> Options:
@@ -195,10 +195,10 @@ def options_of(design: Design) -> Options:
     for t, (table, dim) in enumerate(zip(design.model.tables, design.model.table_dims, strict=True)):
         for option in _ways(t, table, dim, ranks, local):
             options.append(option)
-            shards = [
-                probes.setdefault(Probe(t, option.flag, rows, dim // option.pieces), len(probes))
-                for rows in _row_sizes(table.num_embeddings, option.parts)
-            ]
+            shards: list[int] = []
+            for rows, count in _row_sizes(table.num_embeddings, option.parts):
+                key = Probe(t, option.flag, rows, dim // option.pieces)
+                shards += [probes.setdefault(key, len(probes))] * count
             shard_probe += shards * option.pieces * option.copies
     ways = _without_ranks(design, options, probes)
     return Options(design, tuple(options), tuple(probes), np.array(shard_probe, dtype=np.int64), ways)
@@ -216,7 +216,7 @@ def _without_ranks(design: Design, options: list[Option], probes: dict[Probe, in
     rows: list[tuple[int, int, int, int, int]] = []
     for f, o in enumerate(families):
         sizes = _row_sizes(tables[o.table].num_embeddings, o.parts)
-        for i, size in enumerate((sizes[0], sizes[-1])):
+        for i, (size, _) in enumerate((sizes[0], sizes[-1])):
             for j in range(1, o.pieces + 1):
                 key = Probe(o.table, o.flag, size, dims[o.table] // o.pieces * j)
                 probe[f, j - 1, i] = probes.setdefault(key, len(probes))
@@ -270,6 +270,8 @@ def _piece_counts(dim: int, most: int) -> list[int]:
     return counts
 
 
-def _row_sizes(rows: int, parts: int) -> list[int]:
-    """Rows of each part; the larger ones first, as plans count them."""
-    return [rows // parts + (p < rows % parts) for p in range(parts)]
+def _row_sizes(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Rows of a part and how many parts have as many; the larger ones first, as plans count them."""
+    larger = rows % parts
+    sizes = [(rows // parts + 1, larger)] if larger else []
+    return [*sizes, (rows // parts, parts - larger)]

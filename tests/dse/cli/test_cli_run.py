@@ -53,7 +53,10 @@ def test_a_run_prints_its_result_for_a_machine_and_leaves_its_files(dse, space_f
     assert summary["best"]["samples_per_second"] > 0
     run = tmp_path / summary["run_dir"]
     rows = list(csv.DictReader((run / "pareto.csv").read_text().splitlines()))
-    assert len(rows) == summary["front_size"]
+    assert len(rows) == summary["front_size"] == len(summary["front"])
+    assert all(float(r["certified_gap_pct"]) == 0 for r in rows)
+    assert all(member["certified_gap_pct"] == 0 for member in summary["front"])
+    assert (run / rows[0]["design"]).read_text().startswith("# certified_gap_pct: 0\n")
     assert [r["knee"] for r in rows].count("1") == 1
     times = [float(r["iteration_time_ms"]) for r in rows]
     assert times == sorted(times)

@@ -97,6 +97,19 @@ def test_many_at_once_are_priced_as_one_by_one(priced):
         np.testing.assert_array_equal(alone.margins[0], together.margins[row])
 
 
+def test_every_placement_has_a_certified_gap(priced):
+    config, pricing, evaluator, codes = priced
+    time_us = evaluator.evaluate(codes).metrics["iteration_time_ms"] * 1e3
+    gaps = pricing.gaps_pct(codes, time_us)
+    ranks = np.array([settings_at(config.space, code)["system.world_size"] for code in codes])
+    assert (gaps >= 0).all()
+    assert (gaps[ranks == 1] == 0).all()
+    assert (ranks > 1).any()
+    # A placement that takes longer has a larger gap: the bound does not depend on it.
+    slower = pricing.gaps_pct(codes, 2 * time_us)
+    assert (slower[ranks > 1] >= 99.9).all()
+
+
 def test_no_candidates_have_an_evaluation_too(priced):
     _, _, evaluator, codes = priced
     assert evaluator.evaluate(codes[:0]).objectives.shape == (0, 2)
