@@ -207,7 +207,7 @@ def test_what_warns_is_written_and_printed(
     )
     assert "warning: another device" in said
     written = json.loads((run_dir / "validation.json").read_text())
-    assert (written["warnings"], written["calibration"]) == (["another device"], facts)
+    assert (written["warnings"][0], written["calibration"]) == ("another device", facts)
     assert written["designs"][0]["clock"] == "cpu_time"
     monkeypatch.setattr("dse.validate.validate_run", lambda *_, **__: found)
     result = CliRunner().invoke(cli, [str(run_dir)])

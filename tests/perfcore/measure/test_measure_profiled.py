@@ -62,9 +62,9 @@ def test_classes_follow_the_work() -> None:
 
 def test_memory_is_what_the_model_adds() -> None:
     watch = MemoryWatch.begin("cpu")
-    block = torch.ones(32 * 2**20 // 4)
+    block = torch.ones(96 * 2**20 // 4)  # so large that it never comes from memory freed before
     added = watch.added_bytes()
-    assert 30 * 2**20 < added < 200 * 2**20
+    assert 80 * 2**20 < added < 300 * 2**20
     assert watch.peak_bytes() > added
     assert block.sum() > 0
 
