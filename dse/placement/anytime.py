@@ -35,12 +35,13 @@ PATIENCE = (
     4  # a search without a gain ends after so many times the steps to its last one, or those of its starts
 )
 _POOL = 8
+_ALIKE = 0.02  # of the objective: starts whose events differ less in total are taken as one
 _STEPS_PER_TABLE, _FEWEST_STEPS, _MOST_STEPS = 100, 5_000, 4_000_000  # of a round
 _ROUNDS_OF_A_LENGTH = 6
 _HEATS = (0.1, 0.3, 0.1, 0.03)  # of the objective, per table
 _HEATS_OF_FEW = (0.1, 1.0, 0.3, 10.0, 0.03, 3.0)  # few large tables hold each other in place
 _FEW_TABLES = 64
-_COOLED = 0.01
+_COOLED = 0.1
 _NORMS = ((0.1, 4), (0.1, 6), (0.1, 4), (0.3, 5))  # weight and log2 of p
 _GREEDY_NORM = (1.0, 3)
 _SWAPS, _FOCUS, _MOVE_SAMPLES, _INSERT_SAMPLES = 0.35, 0.5, 2.0, 4.0
@@ -58,6 +59,11 @@ class _Round(NamedTuple):
     steps: int
     heat: float
     norm: tuple[float, int]
+
+
+class _Start(NamedTuple):
+    best: Best
+    events: Array
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +182,7 @@ class Search:
         while packing.steps < before + steps and packing.objective > 1.0:
             packing.improve(CHUNK)
         self.steps += packing.steps - before
-        self._pool = [*self._pool[:_POOL], self._placed(packing.best)]
+        self._pool = [*self._pool[:_POOL], self._placed(packing.best).best]
 
     def _round(self, member: Best, steps: int, i: int) -> _Round:
         heats = _HEATS_OF_FEW if self._few else _HEATS
@@ -194,7 +200,7 @@ class Search:
         return close[i // 2 % len(close)] if i % 2 else leader
 
     def _leader(self) -> Best:
-        return min(self._pool, key=lambda m: (float(m.value[0]), float(m.value[1])))
+        return min(self._pool, key=_rank)
 
     def _mix(self) -> Array:
         least, most = _REPLACED
@@ -219,18 +225,17 @@ class Search:
         pool += [self._greedy(size, o) for o in start_options(problem, data, tight=False)]
         if problem.num_options * problem.num_ranks <= _OPEN_WORK:
             pool.append(self._greedy(size, np.full(problem.num_tables, -1)))
-        if min(m.value[0] for m in pool) > 0.0:
+        if min(_rank(m.best) for m in pool) > (0.0, np.inf):
             memory = by_memory(problem, data)
             for options in start_options(problem, data, tight=True):
                 pool += [self._greedy(order, options) for order in (size, memory)]
             pool.append(self._greedy(memory, np.full(problem.num_tables, -1)))
-        pool.sort(key=lambda m: (float(m.value[0]), float(m.value[1])))
-        distinct = list({m.value.tobytes(): m for m in pool}.values())[:_POOL]
+        distinct = _unlike(sorted(pool, key=lambda m: _rank(m.best)))
         if start is not None and (given := self._reduced.translated(start)):
-            distinct.insert(0, self._placed(given))
+            distinct.insert(0, self._placed(given).best)
         return distinct
 
-    def _greedy(self, order: Ints, options: Ints) -> Best:
+    def _greedy(self, order: Ints, options: Ints) -> _Start:
         s, data = self._state, self._data
         share = float(np.minimum.reduceat(data.total, data.first_option[:-1]).sum()) / len(s.held)
         s.option[:] = -1
@@ -240,7 +245,7 @@ class Search:
         schedule(data, s, order, options, 0)
         return _noted(s)
 
-    def _placed(self, assignment: Assignment) -> Best:
+    def _placed(self, assignment: Assignment) -> _Start:
         s, data = self._state, self._data
         s.option[:] = assignment.option
         for table, (option, ranks) in enumerate(zip(assignment.option, assignment.ranks, strict=True)):
@@ -262,11 +267,25 @@ def _memory_alone(problem: Problem) -> Problem:
     )
 
 
-def _noted(state: State) -> Best:
+def _noted(state: State) -> _Start:
     best = Best(state.option.copy(), state.place.copy(), np.full(2, np.inf))
     keep_best(state, best)
     copy_best(state, best)
-    return best
+    return _Start(best, state.base + state.top[:, 0])
+
+
+def _rank(best: Best) -> tuple[float, float]:
+    return float(best.value[0]), float(best.value[1])
+
+
+def _unlike(ranked: list[_Start]) -> list[Best]:
+    """The first starts that differ in how long their events last: alike ones end in one local optimum."""
+    chosen: list[_Start] = []
+    for start in ranked:
+        near = _ALIKE * float(start.events.sum())
+        if len(chosen) < _POOL and all(np.abs(start.events - c.events).sum() > near for c in chosen):
+            chosen.append(start)
+    return [start.best for start in chosen]
 
 
 def _places(problem: Problem, option: int, ranks: tuple[int, ...]) -> list[int]:

@@ -17,10 +17,12 @@ from dse.placement.problem import Array, Ints, Problem
 
 _CEILINGS = 12  # of the largest shard: this many, from the fair share of a rank down to a fraction of it
 _SMALLEST_SHARE = 1 / 64
-_LEVELS, _LOWEST_LEVEL, _SWEEPS = 10, 1 / 128, 3  # of an event's ceiling, from its largest shard down
+_LEVELS = np.geomspace(1.0, 1 / 128, 10)  # of an event's ceiling: from its largest shard down,
+_FINER = np.geomspace(1.6, 0.6, 8)  # and then around the best so far
+_SWEEPS = 4
 _PRICINGS = 3  # how often the price of an event's work is adapted to what bounds it
 _LEAST_PRICE = 0.05
-_KEPT = 10
+_KEPT = 20
 _MEMORY_PRICES = (0.3, 3.0, 30.0)
 _ABOVE_CEILING = 1e6  # makes an option with a larger shard lose to every one without
 _TINY = 1e-300
@@ -43,8 +45,7 @@ def start_options(problem: Problem, data: Data, *, tight: bool) -> list[Ints]:
         choices += [least(data, _above(data.peak, c) + p) for p in priced for c in ceilings[::2]]
         choices.append(least(data, memory))
         choices.append(least(data, np.maximum.reduceat(problem.bytes, problem.first_shard[:-1])))
-    if problem.num_events > 1:
-        choices += _below_ceilings(problem, data, choices[0])
+    choices += _below_ceilings(problem, data, choices[0])
     return list({choice.tobytes(): choice for choice in choices}.values())
 
 
@@ -103,17 +104,17 @@ def _below_ceilings(problem: Problem, data: Data, first: Ints) -> list[Ints]:
     found: dict[bytes, tuple[float, Ints]] = {}
     for ceilings in (most.copy(), work.largest[first].max(axis=0)):
         best = _priced(data, work, ceilings, found)
-        for _ in range(_SWEEPS):
+        for sweep in range(_SWEEPS):
             before = best
             for event in range(events):
-                for level in most[event] * np.geomspace(1.0, _LOWEST_LEVEL, _LEVELS):
+                for level in ceilings[event] * _FINER if sweep else most[event] * _LEVELS:
                     kept, ceilings[event] = ceilings[event], level
                     now = _priced(data, work, ceilings, found)
                     if now < best:
                         best = now
                     else:
                         ceilings[event] = kept
-            if best >= before:
+            if sweep and best >= before:
                 break
     ranked = sorted(found.values(), key=lambda f: f[0])
     return [options for _, options in ranked[:_KEPT]]
