@@ -2,7 +2,8 @@
 
 A tree asks the same `depth` questions of every row (`feature > border`); the answers are the bits of its leaf's
 number. A file holds borders by feature, questions as (feature, number of the border), and leaves in half
-precision. CatBoost grows such trees; nothing of it is needed to ask them.
+precision. CatBoost grows such trees; nothing of it is needed to ask them. A file may also hold a table of neighbours
+(`perfcore.cost.neighbours`), whose columns the trees see after the features.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import zipfile
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.cost.neighbours import Neighbours, neighbours_from
 from perfcore.errors import ProfileError
 
 Array = NDArray[np.float64]
@@ -33,15 +36,22 @@ class Trees:
         numbers: NDArray[np.uint8],
         leaves: NDArray[np.float32],
         bias: float,
+        neighbours: Neighbours | None = None,
     ) -> None:
-        """Borders `(b,)` of feature `f` at `starts[f]:starts[f + 1]`; questions `(t, d)`; leaves `(t, 2^d)`."""
+        """Borders `(b,)` of feature `f` at `starts[f]:starts[f + 1]`; questions `(t, d)`; leaves `(t, 2^d)`.
+
+        With a table of neighbours, its columns follow the features that the trees are given.
+        """
         self.borders, self.starts, self.bias = borders, starts, bias
         self.features, self.numbers, self.leaves = features, numbers, leaves
+        self.neighbours = neighbours
 
     def __call__(self, features: NDArray[np.float32]) -> Array:
         """`(s, f)` features to `(s,)` sums of leaves."""
         from perfcore.cost.trees_kernel import add_trees
 
+        if self.neighbours is not None:
+            features = self.neighbours.beside(features)
         bins = np.empty((features.shape[1], len(features)), dtype=np.uint8)
         for column, values in enumerate(features.T):
             borders = self.borders[self.starts[column] : self.starts[column + 1]]
@@ -52,15 +62,17 @@ class Trees:
 
     def save(self, path: Path) -> None:
         """Write one compressed file; equal trees give equal bytes."""
-        np.savez_compressed(
-            path,
-            borders=self.borders,
-            starts=self.starts.astype(np.int32),
-            features=self.features,
-            numbers=self.numbers,
-            leaves=self.leaves.astype(np.float16),
-            bias=np.array(self.bias),
-        )
+        arrays: dict[str, Any] = {
+            "borders": self.borders,
+            "starts": self.starts.astype(np.int32),
+            "features": self.features,
+            "numbers": self.numbers,
+            "leaves": self.leaves.astype(np.float16),
+            "bias": np.array(self.bias),
+        }
+        if self.neighbours is not None:
+            arrays |= self.neighbours.arrays()
+        np.savez_compressed(path, **arrays)
 
 
 def load_trees(path: Path) -> Trees:
@@ -72,6 +84,7 @@ def load_trees(path: Path) -> Trees:
     try:
         with np.load(path, allow_pickle=False) as file:
             values = {name: file[name] for name in _ARRAYS}
+            neighbours = neighbours_from(file) if "grid" in file else None
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as err:
         reason = str(err).splitlines()[0]
         raise ProfileError(f"{path}: a file of trees is needed, but it cannot be read: {reason}") from None
@@ -84,6 +97,7 @@ def load_trees(path: Path) -> Trees:
         numbers=values["numbers"],
         leaves=values["leaves"].astype(np.float32),
         bias=float(values["bias"]),
+        neighbours=neighbours,
     )
 
 

@@ -33,7 +33,9 @@ from perfcore.profile.fit_checks import (
     awkward_products,
     published_kernel_errors,
 )
-from perfcore.profile.fit_gemm import Errors, GemmFit, Samples, Trees
+from perfcore.profile.fit_gemm import Errors, GemmFit, Samples
+from perfcore.profile.fit_trees import Trees
+from perfcore.profile.plots import HELD_OUT
 from perfcore.profile.profile import BUNDLED, POOLED
 from perfcore.profile.recipes import RECIPES, Recipe, curves_source, document, known_error
 from perfcore.profile.schema import known_errors, read_json
@@ -115,6 +117,12 @@ def fit_all(data: Path, out: Path) -> None:
     )
     for recipe in RECIPES:
         write_profile(recipe, fits, constants, out)
+    held_out = {
+        f"gemm_{t.value}, {board}": _plain(fit.points)
+        for (t, board), fit in fits.gemm.items()
+        if t is DType.BF16
+    }
+    _write_lines(out / POOLED / HELD_OUT, held_out)
     add_checks(data / "paper", out / CHECKED, rows=constants["mlperf_rows"]["rows"])
 
 
@@ -292,6 +300,16 @@ def _require(path: Path) -> Path:
     if not path.is_file():
         raise ProfileError(f"{path}: a fit needs this file, but it is missing.", hint="Pass --data PATH.")
     return path
+
+
+def _plain(points: Any) -> list[list[float]]:
+    return [[float(f"{v:.4g}") for v in row] for row in points]
+
+
+def _write_lines(path: Path, value: Mapping[str, Any]) -> None:
+    """One line an entry."""
+    lines = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -9,23 +9,21 @@ measured time would keep only the slow ones among short kernels.
 
 from __future__ import annotations
 
-import json
-import tempfile
 import zlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.cost.gemm import TILE_COLUMNS, GemmModel, GemmParams, analytic_us, features
-from perfcore.cost.learned import NEVER
 from perfcore.cost.learned import Trees as FittedTrees
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import GemmShapes, gemm_roofline
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType
+from perfcore.profile.fit_neighbours import fit_neighbours
+from perfcore.profile.fit_trees import SEED, Trees, grow
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,13 +31,13 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-SEED = 0
 FOLDS = 20  # of (n, k) pairs: 14 to fit, 3 to choose the number of trees, 3 to report
 MIN_FP32_US = 200.0
 MIN_FP32_ROOFLINE_US = 10.0
 LARGE_US = 200.0
 DLRM_MIN_M, DLRM_MAX_WIDTH = 1024, 2048
 POOLED_ROWS_PER_DEVICE = 10_000
+PLOTTED = 300  # points of a plot
 INTERVAL = 0.9  # share of measurements that an interval holds
 
 
@@ -72,16 +70,6 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
-    """Settings of CatBoost; the number of trees is chosen on the validation folds."""
-
-    iterations: int = 1500
-    depth: int = 8
-    learning_rate: float = 0.1
-    columns: float = 0.5  # share of the features that a level may ask
-
-
-@dataclass(frozen=True, slots=True)
 class GemmFit:
     """A fitted correction with its errors on the folds that were kept apart.
 
@@ -90,6 +78,7 @@ class GemmFit:
         model: the correction, from all rows.
         samples: rows.
         held_out: errors on unseen (n, k) pairs.
+        points: `(p, 2)`: predicted and measured µs of some of the unseen rows, for a plot.
         coverage_pct: share of the measurements on those pairs inside the interval that the validation pairs gave.
         analytic: errors of the roofline alone on the same rows.
         dlrm_like: `held_out`, only rows with m ≥ 1024 and n, k ≤ 2048; `None` without any.
@@ -104,6 +93,7 @@ class GemmFit:
     dlrm_like: Errors | None
     single: Errors | None
     coverage_pct: float
+    points: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,23 +166,25 @@ def fit_gemm(
 ) -> GemmFit:
     """Choose the number of trees on validation pairs (n, k), report on test pairs, then fit on all.
 
-    `versions` are the single measurements behind the labels; errors against them are reported beside.
+    `versions` are the single measurements behind the labels; errors against them are reported beside. Shapes
+    on a grid are also told by a table of their neighbours.
     """
     fold = nk_folds(samples.shapes)
     train, valid = fold < 14, (fold >= 14) & (fold < 17) & samples.reported
     test = (fold >= 17) & samples.reported
     params = roofline_params(samples.take(train), floor_us=floor_us, basis=basis)
     inputs, target = _inputs(samples, params)
-    model = _catboost(trees)
     weight = samples.device_share**2
-    model.fit(
+    told = fit_neighbours(samples.shapes.take(train), target[train])
+    grown = grow(
         inputs[train],
         target[train],
-        sample_weight=weight[train],
-        eval_set=(inputs[valid], target[valid]),
-        use_best_model=True,
+        weight=weight[train],
+        settings=trees,
+        neighbours=told,
+        unseen=(inputs[valid], target[valid]),
     )
-    fitted = to_trees(model)
+    fitted = grown.trees
     shown, every = samples.take(test), samples if versions is None else versions
     base = analytic_us(gemm_roofline(shown.shapes, shown.device, shown.dtype), params)
     at = shown.shapes
@@ -202,18 +194,26 @@ def fit_gemm(
     unseen = every.take((every_fold >= 17) & every.reported)
     spread = log_error_90(predict_us(chosen, params, fitted), chosen.us)
     whole = replace(roofline_params(samples, floor_us=floor_us, basis=basis), log_error_90=spread)
-    final = _catboost(trees, iterations=model.tree_count_)
-    final.fit(*_inputs(samples, whole), sample_weight=weight)
+    inputs, target = _inputs(samples, whole)
+    told = fit_neighbours(samples.shapes, target)
+    final = grow(inputs, target, weight=weight, settings=trees, neighbours=told, counts=grown.counts)
     return GemmFit(
         params=whole,
-        model=to_trees(final),
+        model=final.trees,
         samples=len(samples.us),
         held_out=_errors(shown, params, fitted),
         analytic=errors(base, shown.us),
         dlrm_like=_errors(shown.take(like_dlrm), params, fitted) if like_dlrm.any() else None,
         single=None if versions is None else _errors(unseen, params, fitted),
         coverage_pct=coverage_pct(predict_us(unseen, params, fitted), unseen.us, spread),
+        points=_points(shown, params, fitted),
     )
+
+
+def _points(samples: Samples, params: GemmParams, model: FittedTrees) -> Array:
+    """`(p, 2)`: predicted and measured times of at most `PLOTTED` samples, evenly through their order."""
+    at = np.unique(np.linspace(0, len(samples.us) - 1, PLOTTED).round().astype(np.intp))
+    return np.stack([predict_us(samples.take(at), params, model), samples.us[at]], axis=1)
 
 
 def fit_pooled(
@@ -256,36 +256,6 @@ def _errors(samples: Samples, params: GemmParams, model: FittedTrees) -> Errors:
     return errors(predict_us(samples, params, model), samples.us)
 
 
-def to_trees(model: Any) -> FittedTrees:
-    """CatBoost's oblivious trees as arrays."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.json"
-        model.save_model(str(path), format="json")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    scale, (bias,) = content["scale_and_bias"]
-    columns = content["features_info"]["float_features"]
-    borders = [np.array(c["borders"] or [], dtype=np.float32) for c in columns]
-    trees = content["oblivious_trees"]
-    depth = max(len(t["splits"]) for t in trees)
-    features = np.zeros((len(trees), depth), dtype=np.uint8)
-    numbers = np.full((len(trees), depth), NEVER, dtype=np.uint8)
-    leaves = np.zeros((len(trees), 1 << depth), dtype=np.float32)
-    for row, tree in enumerate(trees):
-        for level, split in enumerate(tree["splits"]):
-            column = features[row, level] = split["float_feature_index"]
-            numbers[row, level] = np.searchsorted(borders[column], np.float32(split["border"]))
-        leaves[row, : len(tree["leaf_values"])] = np.array(tree["leaf_values"]) * scale
-    starts = np.cumsum([0] + [len(b) for b in borders])
-    return FittedTrees(
-        borders=np.concatenate(borders),
-        starts=starts,
-        features=features,
-        numbers=numbers,
-        leaves=leaves,
-        bias=float(bias),
-    )
-
-
 def nk_folds(shapes: GemmShapes) -> NDArray[np.int64]:
     """`(s,)`: the fold of each shape's (n, k) pair; all rows of a pair share one."""
     pairs = np.stack([shapes.n, shapes.k], axis=1).astype(np.int64)
@@ -310,12 +280,9 @@ def _pooled_params(sets: list[Samples], *, floor_us: float) -> GemmParams:
 
 def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, FittedTrees]:
     parts = [(without_tiles(x), y) for x, y in (_inputs(s, params) for s in sets)]
-    model = _catboost(trees)
     weight = np.concatenate([s.device_share**2 for s in sets])
-    model.fit(
-        np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), sample_weight=weight
-    )
-    return params, to_trees(model)
+    inputs, target = (np.concatenate(p) for p in zip(*parts, strict=True))
+    return params, grow(inputs, target, weight=weight, settings=trees).trees
 
 
 def _inputs(samples: Samples, params: GemmParams) -> tuple[NDArray[np.float32], Array]:
@@ -345,19 +312,3 @@ def _thinned(samples: Samples) -> Samples:
 def _samples(frame: pd.DataFrame, device: Device, dtype: DType, us: Array, *, share: Array) -> Samples:
     columns = [frame[c].to_numpy(dtype=np.float64) for c in ("batch", "m", "n", "k")]
     return Samples(device, dtype, GemmShapes(*columns), np.asarray(us, dtype=np.float64), share)
-
-
-def _catboost(trees: Trees, *, iterations: int | None = None) -> Any:
-    from catboost import CatBoostRegressor
-
-    return CatBoostRegressor(
-        iterations=iterations or trees.iterations,
-        depth=trees.depth,
-        learning_rate=trees.learning_rate,
-        rsm=trees.columns,
-        l2_leaf_reg=1.0,
-        random_seed=SEED,
-        thread_count=1,
-        verbose=False,
-        allow_writing_files=False,
-    )

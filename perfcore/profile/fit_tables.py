@@ -13,6 +13,7 @@ from perfcore.design.hardware import Device
 from perfcore.errors import ProfileError
 from perfcore.graph.kernels import CollectiveKind
 from perfcore.profile.fit_gemm import Errors, errors, log_error_90
+from perfcore.profile.schema import Section
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,6 +154,17 @@ def curve_errors(curves: list[CurvePoints]) -> Errors:
 def curve_spread(curves: list[CurvePoints]) -> float:
     """The 90 % quantile of |ln(predicted / measured)| of the same."""
     return log_error_90(*_left_out(curves))
+
+
+def curves_left_out(curves: list[Section]) -> Array:
+    """`(p, 2)`: each inner size of a profile's curves predicted from the others, and measured."""
+    points = [
+        CurvePoints(
+            CollectiveKind(c.text("kind")), int(c.number("num_gpus")), c.numbers("bytes"), c.numbers("us")
+        )
+        for c in curves
+    ]
+    return np.stack(_left_out(points), axis=1)
 
 
 def _left_out(curves: list[CurvePoints]) -> tuple[Array, Array]:

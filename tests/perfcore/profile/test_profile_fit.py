@@ -17,7 +17,7 @@ from perfcore.errors import ProfileError
 from perfcore.graph import kernels as k
 from perfcore.profile import fit, fit_gemm, fit_tables
 from perfcore.profile.fit_batched import fit_batched
-from perfcore.profile.fit_gemm import Trees
+from perfcore.profile.fit_trees import Trees
 from perfcore.profile.profile import BUNDLED, load_profile
 
 WIDTHS = [32, 64, 128, 512, 1024, 4096, 8192, 16384]
