@@ -197,15 +197,18 @@ def _bytes(design: Design, splits: list[_Split]) -> Array:
     kinds = np.array([s.kind for s in splits])
     rows = np.ceil(pieces.rows / pieces.parts)
 
-    row_split = (kinds == ShardingType.ROW_WISE) | (kinds == ShardingType.TABLE_ROW_WISE)
+    on_machine = kinds == ShardingType.TABLE_ROW_WISE
+    several = design.system.world_size > design.system.local_world_size
+    row_split = (kinds == ShardingType.ROW_WISE) | (on_machine & (not several))
     replicated = kinds == ShardingType.DATA_PARALLEL
     shards = Shards(
         rows=_alone(rows),
         dim=_alone(pieces.dim),
         pooling=_alone(pieces.pooling * rows / pieces.rows),
         skew=_alone(pieces.skew),
-        pooled=_alone(~row_split & ~replicated),
+        pooled=_alone(~row_split & ~on_machine & ~replicated),
         row_split=_alone(row_split),
+        staged=_alone(on_machine & several),
         replicated=_alone(replicated),
     )
     dims, structure, _ = _without_tables(design.model, design.training, design.fusion, design.system)
