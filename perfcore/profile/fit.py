@@ -51,7 +51,9 @@ AWKWARD_SOURCE = (
 )
 BF16_TREES = Trees(iterations=1500)
 FP32_TREES = Trees(iterations=1000)
-POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12, columns=1.0)
+# Few questions a tree: what deeper trees learn of one device misleads about another.
+BF16_POOLED_TREES = Trees(iterations=450, depth=4, learning_rate=0.12, columns=1.0)
+FP32_POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12, columns=1.0)
 BF16_SYSTEMS = {
     "a100_sxm": "a100-sxm4-80gb",
     "h100_sxm": "h100-sxm",
@@ -108,8 +110,10 @@ def fit_all(data: Path, out: Path) -> None:
     fits = Fits(
         gemm=gemm,
         pools={
-            DType.BF16: _pool([s for s, _ in bf16.values()], out, floors),
-            DType.FP32: _pool([s for n, (s, _) in fp32.items() if n not in THROTTLED], out, floors),
+            DType.BF16: _pool([s for s, _ in bf16.values()], BF16_POOLED_TREES, out, floors),
+            DType.FP32: _pool(
+                [s for n, (s, _) in fp32.items() if n not in THROTTLED], FP32_POOLED_TREES, out, floors
+            ),
         },
         vector=_vector(data, boards, floors),
         curves=_curves(data),
@@ -242,10 +246,10 @@ def _fit_each(
     return fits
 
 
-def _pool(sets: list[Samples], out: Path, constants: Mapping[str, Any]) -> Pool:
+def _pool(sets: list[Samples], trees: Trees, out: Path, constants: Mapping[str, Any]) -> Pool:
     dtype = sets[0].dtype
     floor_us = constants[f"gemm_{dtype.value}"]["parameters"]["floor_us"]
-    params, model, left_out = fit_gemm.fit_pooled(sets, floor_us=floor_us, trees=POOLED_TREES)
+    params, model, left_out = fit_gemm.fit_pooled(sets, floor_us=floor_us, trees=trees)
     file = f"gemm_{dtype.value}.npz"
     model.save(out / POOLED / file)
     logger.info("pooled %s, left out: %s", dtype, {k: asdict(v) for k, v in left_out.items()})

@@ -229,7 +229,7 @@ def out(tmp_path) -> Path:
 
 @pytest.fixture
 def few_trees(monkeypatch):
-    for name in ("BF16_TREES", "FP32_TREES", "POOLED_TREES"):
+    for name in ("BF16_TREES", "FP32_TREES", "BF16_POOLED_TREES", "FP32_POOLED_TREES"):
         monkeypatch.setattr(fit, name, Trees(iterations=8, depth=3))
 
 
