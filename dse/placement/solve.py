@@ -169,7 +169,7 @@ def search(
     Args:
         problem: what to solve.
         seed: of the random numbers.
-        time_limit_s: looked at every few thousand steps.
+        time_limit_s: looked at every few thousand steps; a few thousand are always done.
         work: steps; about two million take a second.
         start: an assignment to begin with, beside greedy ones; the answer is never worse.
         options: a `(t,)` choice of options to begin with as well, e.g. a relaxation's.
@@ -184,7 +184,7 @@ def search(
     going = Search(problem, seed=seed, start=start, options=options)
     least, gained_at = (going.overflow_bytes, going.objective), 0
     while going.steps < min(work, PATIENCE * max(gained_at, going.round_steps)):
-        if going.objective <= enough or time.perf_counter() >= until:
+        if going.objective <= enough or (going.steps and time.perf_counter() >= until):
             break
         going.improve(CHUNK)
         if (now := (going.overflow_bytes, going.objective)) < least:
