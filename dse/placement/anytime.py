@@ -31,9 +31,8 @@ from dse.placement.problem_check import check_assignment, check_problem
 from dse.placement.starts import by_memory, by_size, start_options
 
 CHUNK = 20_000  # steps between two sums from scratch, which end the drift of rounding
-PATIENCE = (
-    4  # a search without a gain ends after so many times the steps to its last one, or those of its starts
-)
+# A search ends when it has gone on without a gain for so many times the steps to its last one, or of its starts.
+PATIENCE = 10
 _POOL = 8
 _ALIKE = 0.02  # of the objective: starts whose events differ less in total are taken as one
 _STEPS_PER_TABLE, _FEWEST_STEPS, _MOST_STEPS = 100, 5_000, 4_000_000  # of a round
