@@ -7,6 +7,7 @@ work give the same answer everywhere.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -108,7 +109,7 @@ class Search:
         self._small = self._reduced.problem
         self._data = data_of(self._small)
         self._state = empty_state(self._small, self._data, seed=seed)
-        self._seed, self.steps = seed, 0
+        self._seed, self.steps, self._gained_at = seed, 0, 0
         self._given = start
         self._pool = self._starts(start, [] if options is None else [self._translated(options)])
         self.round_steps = len(self._pool) * _ROUNDS_OF_A_LENGTH * self._first_steps
@@ -135,6 +136,20 @@ class Search:
     def overflow_bytes(self) -> float:
         """Memory beyond capacity of the best assignment."""
         return float(self._leader().value[0])
+
+    def run(self, *, time_limit_s: float, work: float = np.inf, enough: float = 0.0) -> None:
+        """Improve until `work` steps in all, the time limit, an objective that is `enough`, or long without a gain.
+
+        At least one piece of a first round is done, whatever the limits.
+        """
+        until = time.perf_counter() + time_limit_s
+        while self.steps < min(work, PATIENCE * max(self._gained_at, self.round_steps)):
+            if self.objective <= enough or (self.steps and time.perf_counter() >= until):
+                return
+            before = self.overflow_bytes, self.objective
+            self.improve(CHUNK)
+            if (self.overflow_bytes, self.objective) < before:
+                self._gained_at = self.steps
 
     def improve(self, work: int) -> None:
         """Go on for `work` steps, rounded up to whole pieces of rounds."""

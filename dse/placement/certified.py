@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from dse.placement.bound import Bound, lower_bound
 from dse.placement.dominance import Reduced, reduced
 from dse.placement.exact import MOST_COLUMNS, size_of, solve_exactly
 from dse.placement.problem import Array, Assignment, Ints, Problem, loads_of
+
+if TYPE_CHECKING:
+    from dse.placement.anytime import Search
 
 # An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
 PROVEN = 1e-5
@@ -72,16 +76,16 @@ def certify(
         start: an assignment to improve on; the result is never worse than a feasible one.
     """
     began = time.perf_counter()
-    run = _Run(reduced(problem), began + time_limit_s, seed)
+    run = _Run(reduced(problem), began + time_limit_s, seed, start)
     small = size_of(run.problem) <= MOST_COLUMNS
     run.relax(0.0)
-    run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s, start)
+    run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s)
     if not run.closed:
         run.relax(min(_BOUND * time_limit_s, run.left_s))
     if not run.closed and small:
         run.solve()
     elif not run.closed:
-        run.search(run.left_s, None)
+        run.search(run.left_s)
     best = run.smaller.original(run.best)
     if start is not None and _better(problem, start, best):
         best = start
@@ -102,8 +106,10 @@ def certify(
 class _Run:
     """The state of one call: the smaller problem, the best assignment, the best bound."""
 
-    def __init__(self, smaller: Reduced, until: float, seed: int) -> None:
+    def __init__(self, smaller: Reduced, until: float, seed: int, start: Assignment | None) -> None:
         self.smaller, self.problem, self._until, self._seed = smaller, smaller.problem, until, seed
+        self._start = smaller.translated(start) if start is not None else None
+        self._going: Search | None = None
         self.bound = Bound(0.0, None, None)
         self.best: Assignment
 
@@ -129,23 +135,15 @@ class _Run:
         weights = known.weights if known.weights is not None else found.weights
         self.bound = Bound(max(known.value, found.value), weights, found.events)
 
-    def search(self, time_limit_s: float, start: Assignment | None) -> None:
-        """Improve the best assignment by local search."""
-        from dse.placement.solve import search
+    def search(self, time_limit_s: float) -> None:
+        """Improve the best assignment by local search, which goes on where it stopped."""
+        from dse.placement.anytime import Search
 
-        known = self.smaller.translated(start) if start is not None else getattr(self, "best", None)
-        found = search(
-            self.problem,
-            seed=self._seed,
-            time_limit_s=time_limit_s,
-            start=known,
-            options=_most_weight(self.problem, self.bound.weights),
-            enough=self.bound.value * (1 + PROVEN / 2),
-        )
-        if known is None or _better(self.problem, found, known):
-            self.best = found
-        else:
-            self.best = known
+        if self._going is None:
+            options = _most_weight(self.problem, self.bound.weights)
+            self._going = Search(self.problem, seed=self._seed, start=self._start, options=options)
+        self._going.run(time_limit_s=time_limit_s, enough=self.bound.value * (1 + PROVEN / 2))
+        self.best = self._going.best
 
     def solve(self) -> None:
         """Branch and bound to the end, or to the time limit.

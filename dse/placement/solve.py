@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 
 from dse.errors import NoFeasibleCandidateError, SpaceError
 from dse.placement.cost import AnalyticCost, ShardCost
-from dse.placement.options import ALL_KINDS, Instance, Policy, Where, instance_of
-from dse.placement.problem import Assignment, Problem
+from dse.placement.options import ALL_KINDS, Instance, Policy, instance_of
+from dse.placement.problem import Assignment, Problem, homogeneous, loads_of
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
@@ -24,10 +23,8 @@ from perfcore.units import BYTES_PER_GIB
 Array: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-# How long the search goes on; in steps and not in seconds, so that it gives the same plan everywhere.
-_WORK, _MAX_KICKS = 200_000, 150
-_DESCENT_WORK, _MAX_ROUNDS = 20_000_000, 1000
-_TINY, _OUT = 1e-300, 1e300
+# Steps of a placement by policy: a space asks for hundreds. The greedy starts come on top.
+_WORK = 4_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,28 +124,22 @@ def place(
 
 
 def solve(instance: Instance, *, seed: int = 0) -> Solution:
-    """The best assignment found: least overflow, then least maximum load, then least sum of squares."""
-    from dse.placement import local_search as compiled
-    from dse.placement.local_search import descend, empty_state, greedy, improve, score
-
-    problem = compiled.Problem(
-        instance.first,
-        instance.where,
-        instance.count,
-        instance.load_us / max(float(instance.load_us.max()), _TINY),  # keeps squares in range
-        instance.bytes,
-        instance.capacity_bytes,
-        instance.ranks_per_host,
+    """The best assignment found: least overflow, then least maximum load; the same plan everywhere."""
+    problem = homogeneous(
+        first_option=instance.first,
+        first_shard=np.concatenate([[0], np.cumsum(instance.count)]).astype(np.int64),
+        where=instance.where,
+        cost=np.repeat(instance.load_us, instance.count)[:, None],
+        bytes_=np.repeat(instance.bytes, instance.count),
+        capacity_bytes=instance.capacity_bytes,
+        num_ranks=instance.num_ranks,
+        ranks_per_host=instance.ranks_per_host,
     )
-    states, rounds = [], max(1, min(_MAX_ROUNDS, _DESCENT_WORK // _work(instance)))
-    for order, options in _starts(instance):
-        state = empty_state(problem, num_ranks=instance.num_ranks)
-        greedy(problem, state, order, options)
-        descend(problem, state, rounds)
-        states.append(state)
-    best = min(states, key=lambda s: score(problem, s.load, s.bytes))
-    improve(problem, best, _dice(instance, seed=seed), rounds)
-    return _solution(instance, best.option, best.ranks)
+    found = search(problem, seed=seed, work=_WORK, time_limit_s=np.inf)
+    loads = loads_of(problem, found)
+    # Shards of an option are alike.
+    ranks = tuple(tuple(sorted(r)) for r in found.ranks)
+    return Solution(found.option, ranks, loads.cost[:, 0], loads.bytes)
 
 
 def search(
@@ -178,17 +169,10 @@ def search(
     Raises:
         SpaceError: the problem has no table or no rank, or a start that is no assignment of it.
     """
-    from dse.placement.anytime import CHUNK, PATIENCE, Search
+    from dse.placement.anytime import Search
 
-    until = time.perf_counter() + time_limit_s
     going = Search(problem, seed=seed, start=start, options=options)
-    least, gained_at = (going.overflow_bytes, going.objective), 0
-    while going.steps < min(work, PATIENCE * max(gained_at, going.round_steps)):
-        if going.objective <= enough or (going.steps and time.perf_counter() >= until):
-            break
-        going.improve(CHUNK)
-        if (now := (going.overflow_bytes, going.objective)) < least:
-            least, gained_at = now, going.steps
+    going.run(work=work, time_limit_s=time_limit_s, enough=enough)
     return going.best
 
 
@@ -198,60 +182,6 @@ def _policy(name: str) -> Policy:
     except ValueError:
         known = ", ".join(Policy)
         raise SpaceError(f"A sharding policy is one of {known}, but got {name!r}.") from None
-
-
-def _starts(instance: Instance) -> list[tuple[Ints, Ints]]:
-    """Orders and options `(t,)` of the greedy starts; option -1 is open.
-
-    Beside the open ones: every table by its option of least work over all ranks, of least memory, of least
-    work on one rank, and by each way to split it. A single move away from many replicas, or towards them, rarely gains, so the search
-    starts on both sides.
-    """
-    starts = instance.first[:-1]
-    totals = instance.load_us * instance.count, instance.bytes * instance.count
-    by_load, by_bytes = (
-        np.argsort(-np.minimum.reduceat(total, starts), kind="stable").astype(np.int64) for total in totals
-    )
-    open_ = np.full(instance.num_tables, -1)
-    fixed = [_least(instance, cost) for cost in (*totals, instance.load_us)]
-    codes = [list(ShardingType).index(kind) for kind in instance.kinds]
-    ways = np.stack([codes, instance.count], axis=1)
-    for way in np.unique(ways, axis=0):
-        fixed.append(_least(instance, totals[0] + _OUT * (ways != way).any(axis=1)))
-    return [(by_load, open_), (by_bytes, open_), *((by_load, f) for f in fixed)]
-
-
-def _least(instance: Instance, cost: Array) -> Ints:
-    """`(t,)` the option of least `(o,)` cost of each table."""
-    parts = np.split(cost, instance.first[1:-1])
-    least: Ints = instance.first[:-1] + np.array([int(np.argmin(part)) for part in parts])
-    return least
-
-
-def _dice(instance: Instance, *, seed: int) -> Array:
-    """`(kicks, kicked, 3)` numbers in [0, 1); fewer kicks where a descent has more to look at."""
-    tables, ranks = instance.num_tables, instance.num_ranks
-    kicks = min(_MAX_KICKS, _WORK // _work(instance)) if ranks > 1 else 0
-    return np.random.default_rng(seed).random((kicks, max(2, min(tables // 8, 8)), 3))
-
-
-def _work(instance: Instance) -> int:
-    """What one round of a descent looks at, roughly: every option on every rank, every pair of movable shards."""
-    shards = np.maximum.reduceat(
-        np.where(instance.where == Where.ANY, instance.count, 0), instance.first[:-1]
-    )
-    return instance.num_ranks * int(instance.count.sum()) + int(shards.sum()) ** 2
-
-
-def _solution(instance: Instance, option: Ints, ranks: Ints) -> Solution:
-    load, held = np.zeros(instance.num_ranks), np.zeros(instance.num_ranks)
-    placed = tuple(
-        tuple(sorted(int(r) for r in row[: instance.count[o]])) for o, row in zip(option, ranks, strict=True)
-    )
-    for o, where in zip(option, placed, strict=True):
-        np.add.at(load, list(where), instance.load_us[o])
-        np.add.at(held, list(where), instance.bytes[o])
-    return Solution(option.copy(), placed, load, held)
 
 
 def _placement(design: Design, instance: Instance, solution: Solution) -> Placement:
