@@ -23,6 +23,7 @@ from perfcore.predictor import Predictor, feed_us
 
 CLOSED = 1e-4  # relative; gaps this small are not worth a round
 _ROUNDS = 4  # of cuts, for each design
+_ROUNDED = 1.005  # times priced in bulk are rounded and interpolated
 
 
 class DesignBounds:
@@ -41,7 +42,7 @@ class DesignBounds:
             times_us: `(n,)` of the designs with their plans; bounds need not come closer than these.
 
         Returns:
-            `(n,)` µs, at most `times_us`.
+            `(n,)` µs, at most `times_us`; NaN where a time refutes the bound, so that none may be told.
         """
         groups: dict[Hashable, list[int]] = {}
         for i, design in enumerate(designs):
@@ -70,7 +71,8 @@ class DesignBounds:
         for number, time_us in enumerate(times_us):
             _refine(bounds, number, float(time_us))
         lower = np.array([min((b.lower_of(n) for b in bounds), default=np.inf) for n in range(len(designs))])
-        return np.asarray(np.minimum(np.maximum(lower, fed_us), times_us))
+        lower = np.maximum(lower, fed_us)
+        return np.asarray(np.where(lower <= times_us * _ROUNDED, np.minimum(lower, times_us), np.nan))
 
     def _placed(self, design: Design) -> tuple[Options, ShardCosts]:
         """Options and their costs, which the dense part has no say in."""
