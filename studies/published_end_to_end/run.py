@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from perfcore.design.model import Model
+from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
 
 HERE = Path(__file__).parent
 DESIGNS = HERE.parent.parent / "spaces" / "designs"
@@ -22,6 +27,7 @@ KINDS = {
     "loader": "TorchRec, the loader may be the limit",
     "tuned": "MLPerf, tuned",
 }
+SETTINGS = ("design", "device", "world_size", "global_batch", "placement", "overrides")
 
 
 def predict_rows(kinds: Collection[str] = tuple(KINDS)) -> list[dict[str, Any]]:
@@ -32,7 +38,7 @@ def predict_rows(kinds: Collection[str] = tuple(KINDS)) -> list[dict[str, Any]]:
         for row in csv.DictReader(file):
             if row["kind"] not in kinds:
                 continue
-            key = tuple(row[c] for c in ("design", "device", "world_size", "global_batch", "overrides"))
+            key = tuple(row[c] for c in SETTINGS)
             if key not in seen:
                 seen[key] = _predict(row)
             predicted, measured_ms = seen[key], float(row["measured_ms"])
@@ -65,6 +71,8 @@ def _predict(row: dict[str, str]) -> dict[str, Any]:
         *row["overrides"].split(),
     ]
     design = load_design(DESIGNS / f"{row['design']}.yaml", overrides=overrides, place=plan_for)
+    if row["placement"] == "nvidia":
+        design = replace(design, sharding=nvidia_plan(design.model, design.system.world_size))
     predictor = Predictor(profile_for(design.system.device, design.system.node))
     prediction = predictor.predict(design)
     low_us, high_us = predictor.interval_us(prediction)
@@ -75,6 +83,24 @@ def _predict(row: dict[str, str]) -> dict[str, Any]:
         "floor_ms": round(floor_ms(prediction, design.system.device), 4),
         "bound_by": prediction.bound_by,
     }
+
+
+def nvidia_plan(model: Model, world_size: int) -> ShardingPlan:
+    """Where NVIDIA's program puts tables: whole, the largest first, each on the rank with the fewest rows so far.
+
+    No rank gets more than its share of tables, rounded up; of more than four ranks the first gets none, as the
+    bottom MLP runs there (`dlrm/utils/distributed.py` of the same repository).
+    """
+    spared = 1 if world_size > 4 else 0
+    rows = dict.fromkeys(range(spared, world_size), 0)
+    tables = dict.fromkeys(rows, 0)
+    most, placed = math.ceil(len(model.tables) / len(rows)), {}
+    for table in sorted(model.tables, key=lambda t: -t.num_embeddings):
+        rank = min((r for r in rows if tables[r] < most), key=lambda r: rows[r])
+        rows[rank] += table.num_embeddings
+        tables[rank] += 1
+        placed[table.name] = TableSharding(table.name, ShardingType.TABLE_WISE, (rank,))
+    return ShardingPlan(tuple(placed[t.name] for t in model.tables))
 
 
 def floor_ms(prediction: Any, device: Any) -> float:
