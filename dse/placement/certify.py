@@ -21,10 +21,12 @@ from dse.placement.labels import Labels
 from dse.placement.options import tables_capacity_bytes
 from dse.placement.plan_search import PROVEN, PlanSearch
 from dse.placement.problem import Array, Assignment, Problem, loads_of
+from dse.placement.shard_costs import replaced
 from dse.placement.shortage import capacity_remedy, memory_problem, refusal, shortage_of
 from perfcore.design.design import Design
-from perfcore.design.sharding import ShardingPlan, ShardingType
-from perfcore.memory import memory_of
+from perfcore.design.sharding import ShardingPlan, ShardingType, Shards
+from perfcore.graph.dims import dims_of, structure_of
+from perfcore.memory import embedding_bytes, memory_of
 from perfcore.predictor import Predictor
 from perfcore.units import BYTES_PER_GIB
 
@@ -155,7 +157,8 @@ def _on_one_rank(design: Design, predictor: Predictor, started: float) -> Certif
         )
     time_us = predictor.iteration_time_us(alone)
     tables = tuple(
-        TableChoice(t.table, t.type, t.ranks, float("nan"), 0.0, ()) for t in alone.sharding.tables
+        TableChoice(t.table, t.type, t.ranks, bytes_, 0.0, ())
+        for t, bytes_ in zip(alone.sharding.tables, _bytes_alone(alone), strict=True)
     )
     return CertifiedPlan(
         plan=alone.sharding,
@@ -171,6 +174,17 @@ def _on_one_rank(design: Design, predictor: Predictor, started: float) -> Certif
         total_hbm_bytes=memory.total,
         tables=tables,
     )
+
+
+def _bytes_alone(design: Design) -> list[float]:
+    """Device memory of each table of a design on one rank."""
+    dims = dims_of([design])
+    shards = {
+        name: np.broadcast_to(getattr(dims.shards, name), dims.shards.rows.shape)[0].T[:, :, None]
+        for name in Shards.__dataclass_fields__
+    }
+    each = replaced(dims, shards=Shards(**shards))
+    return [float(b) for b in embedding_bytes(each, structure_of(design))[:, 0]]
 
 
 def _result(run: PlanSearch, started: float, *, explain: bool) -> CertifiedPlan:

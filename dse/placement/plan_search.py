@@ -39,7 +39,7 @@ _WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
 _HEAVIEST = 20  # doublings
 _MOST_PRICED = 3e6  # plans times ranks times tables: of single changes that are priced whole
 _PRICED_AT_ONCE = 2e5  # likewise between two looks at the clock
-_MOST_CHANGES = 2000  # single changes that are looked at
+_MOST_CHANGES = 2.5e5  # single changes times ranks that are looked at
 _PROMISING = 1.05  # classes whose bound is within this factor of the least are searched first
 _SAME = 1e-9  # relative
 _REFUTED = 1e-6  # relative; by less, rounding may put a plan below its bound
@@ -277,7 +277,8 @@ class PlanSearch:
         out = []
         shards = problem.first_shard[np.append(assignment.option, assignment.option + 1)].reshape(2, -1)
         heavy = np.argsort([-float(problem.cost[a:b].sum()) for a, b in shards.T], kind="stable")
-        many = max(1, int(_MOST_CHANGES * problem.num_tables / problem.num_options))
+        looked_at = _MOST_CHANGES / problem.num_ranks * problem.num_tables / problem.num_options
+        many = max(1, int(looked_at))
         for t in sorted(heavy[:many].tolist()):
             for other in alternatives(problem, assignment, loads, t):
                 table = plan.tables[t]

@@ -99,6 +99,7 @@ def test_one_rank_has_one_plan(p: Predictor) -> None:
     found = plan_design(design, predictor=p)
     assert (found.certified_gap_pct, found.proven) == (0.0, True)
     assert found.iteration_time_us == found.lower_bound_us == p.iteration_time_us(design)
+    assert sum(t.bytes for t in found.tables) == pytest.approx(float(found.hbm_bytes[0]), rel=1e-6)
 
 
 def huge(ranks: int) -> Design:
