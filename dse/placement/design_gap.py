@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from dse.placement.class_program import DenseCosts
-from dse.placement.design_bound import ClassBound, class_bounds
+from dse.placement.classes import class_bounds
+from dse.placement.design_bound import ClassBound
 from dse.placement.design_options import Options, options_of
 from dse.placement.options import tables_capacity_bytes
 from dse.placement.problem import Array

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dse.placement.alternatives import alternatives
-from dse.placement.design_bound import ClassBound, class_bounds, refine
+from dse.placement.classes import class_bounds, refine
+from dse.placement.design_bound import ClassBound
 from dse.placement.design_options import options_of
 from dse.placement.design_problem import (
     DesignProblem,

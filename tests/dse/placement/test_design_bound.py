@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from design_cases import every_plan, predictor, random_design, times_of
 
-from dse.placement.design_bound import ClassBound, class_bounds, refine
+from dse.placement.classes import class_bounds, refine
+from dse.placement.design_bound import ClassBound
 from dse.placement.design_options import options_of
 from dse.placement.design_problem import rank_loads, values_us
 from dse.placement.design_program import under_hull
