@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfcore.graph.kernels import Collective, Kernel, Memcpy
 from perfcore.graph.ops import Op, WorkloadGraph
-from perfcore.steps import GRAPH_LAUNCH, HostKind
+from perfcore.steps import GRAPH_LAUNCH
 from perfcore.timeline import CriticalPath, Timeline
 
 Array: TypeAlias = NDArray[np.float64]
@@ -84,15 +84,9 @@ def _part(op: Op | None) -> str:
 
 def edge_times(timeline: Timeline, path: CriticalPath) -> list[EdgeTime]:
     """`(op, launch, µs)` of every edge of the critical path."""
-    steps = timeline.steps
-    hosts = steps.table[steps.table["kind"] >= 0]
-    keys = hosts["op"].astype(np.int64) * len(HostKind) + hosts["kind"]
-    host_us = dict(zip(keys.tolist(), hosts["us"].tolist(), strict=True))
-    durations = steps.durations_us[:, 0].tolist()
+    durations = timeline.steps.durations_us[:, 0].tolist()
     return [
-        (e.op, e.launch, durations[e.launch][e.rank])
-        if e.launch >= 0
-        else (e.op, -1, host_us.get(e.op * len(HostKind) + e.kind, 0.0))
+        (e.op, e.launch, durations[e.launch][e.rank]) if e.launch >= 0 else (e.op, -1, e.host_us)
         for e in path.edges
     ]
 

@@ -41,6 +41,7 @@ class Edge(NamedTuple):
         launch: launch index in program order, -1 for host time and waits.
         kind: which overhead, for host time.
         reason: what it waited for.
+        host_us: how long the host works; 0 for launches and waits.
     """
 
     op: int
@@ -48,6 +49,7 @@ class Edge(NamedTuple):
     launch: int
     kind: HostKind
     reason: Reason
+    host_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,17 @@ def lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int,
         table["target"], table["opcode"], table["launch"], sources, clock, clocks
     )
     passed = table[rows]
-    columns = [passed[name].tolist() for name in ("op", "launch", "kind", "opcode")]
+    columns = [passed[name].tolist() for name in ("op", "launch", "kind", "opcode", "us")]
     edges = [
-        Edge(op, own // clocks, launch, _HOST_KINDS[kind], _reason(opcode, source, own, clocks))
-        for op, launch, kind, opcode, own, source in zip(
+        Edge(
+            op,
+            own // clocks,
+            launch,
+            _HOST_KINDS[kind],
+            _reason(opcode, source, own, clocks),
+            us if kind >= 0 else 0.0,
+        )
+        for op, launch, kind, opcode, us, own, source in zip(
             *columns, owns.tolist(), decided.tolist(), strict=True
         )
     ]

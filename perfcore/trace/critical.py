@@ -38,10 +38,9 @@ def critical_path(steps: Steps, seeds_us: Array, *, rank: int = 0) -> tuple[Path
     """What decided when a rank's host ended the step, in order of time."""
     sources = deciding_clocks(steps.table, steps.durations_us, steps.masks, 0, seeds_us)
     _, edges = lap_back(steps, sources, steps.clocks * rank)
-    host_us = _host_us(steps)
     parts: list[PathPart] = []
     for edge in edges:
-        part = _part(steps, edge, host_us)
+        part = _part(steps, edge)
         last = parts[-1] if parts else None
         if last and (last.op, last.rank, last.what, last.reason) == (
             part.op,
@@ -63,20 +62,10 @@ def by_reason_us(parts: Sequence[PathPart]) -> dict[str, float]:
     return sums
 
 
-def _part(steps: Steps, edge: Edge, host_us: dict[tuple[int, int], float]) -> PathPart:
+def _part(steps: Steps, edge: Edge) -> PathPart:
     if edge.launch >= 0:
         us, what = float(steps.durations_us[edge.launch, 0, edge.rank]), "kernel"
     else:
-        us = host_us.get((edge.op, int(edge.kind)), 0.0)
+        us = edge.host_us
         what = "wait" if edge.kind is HostKind.NONE else edge.kind.name
     return PathPart(steps.op_names[edge.op], edge.rank, what, edge.reason.value, us)
-
-
-def _host_us(steps: Steps) -> dict[tuple[int, int], float]:
-    """Mean host time of each op and kind: an op's launches share theirs."""
-    rows = steps.table[steps.table["kind"] >= 0]
-    keys = list(zip(rows["op"].tolist(), rows["kind"].tolist(), strict=True))
-    sums: dict[tuple[int, int], list[float]] = {}
-    for key, us in zip(keys, rows["us"].tolist(), strict=True):
-        sums.setdefault(key, []).append(us)
-    return {key: sum(values) / len(values) for key, values in sums.items()}
