@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ INSTANCES = ROOT / "tests" / "data" / "sharding_instances"
 START, END = "<!-- begin: make bench-placement -->", "<!-- end: make bench-placement -->"
 RATING, CRITICAL_PATH = "rating", "critical_path"
 SUITE_TASKS, SUITE_S, MILP_S = 200, 2.0, 30.0
+PATIENCE_S = 15.0  # more, then a solve counts as one that does not end
 _SHARE = 0.8  # of the allowed time that the solver is given: its last step may take longer than it thought
 PATH_EVERY, PATH_S = 4, 5.0  # which of the random tasks are placed by critical path as well
 THEIR_S, OUR_S = 120.0, 20.0  # for TorchRec's planner, and for the solver here per objective
@@ -180,31 +183,49 @@ def run_suite(count: int) -> dict[str, float]:
 
     from dse.placement.certified import certify
 
+    def solved(problem: Any, seconds: float) -> dict[str, Any]:
+        found = certify(problem, time_limit_s=seconds, seed=0)
+        fits = True if found.feasible else any_fits(problem, time_limit_s=MILP_S)
+        return {"feasible": bool(found.feasible), "gap_pct": found.gap_pct, "fits": fits}
+
     warm_up()
-    rating, path = [], []
+    rating, path, endless = [], [], 0
     verdicts = {True: 0, False: 0, None: 0}
     for i, task in enumerate(tasks(count)):
-        found = certify(task.rating, time_limit_s=SUITE_S, seed=0)
-        if not found.feasible:
-            fits = any_fits(task.rating, time_limit_s=MILP_S)
-            verdicts[fits] += 1
-            said = f"{task.name}: nothing found; by MILP {fits}, proven infeasible {found.proven}"
-            print(said, file=sys.stderr)  # noqa: T201
-            continue
-        rating.append(found.gap_pct)
-        if i % PATH_EVERY == 0:
-            path.append(certify(task.critical_path, time_limit_s=PATH_S, seed=0).gap_pct)
+        found = within(SUITE_S + MILP_S + PATIENCE_S, partial(solved, task.rating, SUITE_S))
+        endless += found is None
+        if found is not None and not found["feasible"]:
+            verdicts[found["fits"]] += 1
+            print(f"{task.name}: nothing found; by MILP {found['fits']}", file=sys.stderr)  # noqa: T201
+        elif found is not None:
+            rating.append(found["gap_pct"])
+        if i % PATH_EVERY == 0 and found is not None and found["feasible"]:
+            other = within(PATH_S + PATIENCE_S, partial(solved, task.critical_path, PATH_S))
+            endless += other is None
+            path += [] if other is None else [other["gap_pct"]]
     numbers = {
         "tasks": count,
         "feasible": len(rating),
         "missed": verdicts[True],
         "infeasible": verdicts[False],
     }
-    numbers |= {"unknown": verdicts[None], "paths": len(path), "peak_gb": peak_gb()}
+    numbers |= {"unknown": verdicts[None], "paths": len(path), "endless": endless, "peak_gb": peak_gb()}
     for name, gaps in ((RATING, rating), (CRITICAL_PATH, path)):
         for share, at in (("median", 0.5), ("p90", 0.9), ("largest", 1.0)):
             numbers[f"{name}_{share}"] = float(np.quantile(gaps, at))
     return numbers
+
+
+def within(seconds: float, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """What the work gives in a process of its own, or nothing when it does not end in time."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=lambda: there.send(work()))
+    child.start()
+    answer = here.recv() if here.poll(seconds) else None
+    child.kill()
+    child.join()
+    return answer
 
 
 def run_job(job: Job) -> list[dict[str, float | str | bool]]:
@@ -273,7 +294,7 @@ def suite_rows(suite: dict[str, float]) -> list[str]:
     rows = []
     placed = (
         f"{suite['feasible']:.0f} placed, {suite['infeasible']:.0f} cannot be, {suite['missed']:.0f} missed, "
-        f"{suite['unknown']:.0f} unknown (MILP {MILP_S:.0f} s)"
+        f"{suite['unknown']:.0f} unknown (MILP {MILP_S:.0f} s), {suite['endless']:.0f} solves did not end"
     )
     for name, what, reached_, seconds in (
         (RATING, f"{suite['tasks']:.0f} random tasks", placed, SUITE_S),
