@@ -147,7 +147,7 @@ class Search:
             if self.objective <= enough or (self.steps and time.perf_counter() >= until):
                 return
             before = self.overflow_bytes, self.objective
-            self.improve(CHUNK)
+            self.improve(int(min(CHUNK, work - self.steps)))
             if (self.overflow_bytes, self.objective) < before:
                 self._gained_at = self.steps
 

@@ -25,8 +25,9 @@ import numpy as np
 from dse.placement.linear import Program, Rows, solve_relaxed, solve_whole
 from dse.placement.problem import Array, Ints, Mask, Problem, Where
 
-# A step of an event's costs that divides the bound's share of it into more parts than this is no use.
-_MOST_STEPS = 2000
+# A step of an event's costs that divides the bound into more parts than this is no use, and whole numbers of that
+# size have sent presolving into a loop without end.
+_MOST_STEPS = 100
 _STEP_PARTS = 64
 _STEP_TOLERANCE = 1e-9  # of the number of steps
 

@@ -23,8 +23,9 @@ from perfcore.units import BYTES_PER_GIB
 Array: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
-# Steps of a placement by policy: a space asks for hundreds. The greedy starts come on top.
-_WORK = 4_000
+# Steps times tables of a placement by policy, of which a space asks for hundreds; the greedy starts come on top.
+_WORK = 120_000
+_WORK_TO_FIT = 20_000  # steps, where nothing fits memory yet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +126,8 @@ def place(
 
 def solve(instance: Instance, *, seed: int = 0) -> Solution:
     """The best assignment found: least overflow, then least maximum load; the same plan everywhere."""
+    from dse.placement.anytime import Search
+
     problem = homogeneous(
         first_option=instance.first,
         first_shard=np.concatenate([[0], np.cumsum(instance.count)]).astype(np.int64),
@@ -135,7 +138,11 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
         num_ranks=instance.num_ranks,
         ranks_per_host=instance.ranks_per_host,
     )
-    found = search(problem, seed=seed, work=_WORK, time_limit_s=np.inf)
+    going = Search(problem, seed=seed)
+    going.run(work=_WORK / instance.num_tables, time_limit_s=np.inf)
+    if going.overflow_bytes > 0:
+        going.run(work=_WORK_TO_FIT, time_limit_s=np.inf)
+    found = going.best
     loads = loads_of(problem, found)
     # Shards of an option are alike.
     ranks = tuple(tuple(sorted(r)) for r in found.ranks)
