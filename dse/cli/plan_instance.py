@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ from dse.errors import DseError, NoFeasibleCandidateError
 from dse.placement.instance import Instance, Objective, read_instance
 from dse.placement.labels import Labels, labels_of
 from dse.placement.limits import Limited, limited, read_limits, unlimited
+from dse.placement.limits_schema import LimitsFile
 from dse.placement.problem import Assignment, Problem
 from dse.placement.report import Certificate, PlanReport, report_of
 
 if TYPE_CHECKING:
-    from dse.placement.limits_schema import LimitsFile
     from dse.yaml_loader import Document
 
 WORDS = {
@@ -60,8 +60,9 @@ def solve_instance(
     seed: int,
     title: str,
     facts: Mapping[str, str] | None = None,
+    remedies: Callable[[], Sequence[str]] = tuple,
 ) -> Solved:
-    """Place the tables of an instance under limits.
+    """Place the tables of an instance under limits; `remedies` are more than an instance alone knows of.
 
     Raises:
         ConfigError: mistakes in the limits.
@@ -73,7 +74,7 @@ def solve_instance(
     under = unlimited(problem, labels) if document is None else limited(problem, labels, document)
     found = certify(under.problem, time_limit_s=time_limit_s, seed=seed)
     if not found.feasible:
-        raise _refusal(problem, labels, under, document, found.assignment, seed=seed)
+        raise _refusal(problem, labels, under, document, found.assignment, remedies(), seed=seed)
     report = report_of(
         problem,
         labels,
@@ -100,19 +101,20 @@ def _refusal(
     under: Limited,
     document: Document[LimitsFile] | None,
     best: Assignment,
+    more: Sequence[str],
     *,
     seed: int,
 ) -> NoFeasibleCandidateError:
-    """What is missing, and remedies that were tried out: more memory, or one section of the limits less."""
+    """What is missing, and remedies that were tried out: `more`, more memory, or one section of the limits less."""
     from dse.placement.certified import certify
     from dse.placement.shortage import capacity_remedy, fullest_share, refusal, shortage_of
 
     def solve(of: Problem) -> Assignment:
         return certify(of, time_limit_s=_MEMORY_S, seed=seed).assignment
 
-    remedies = [r for r in [capacity_remedy(under.problem, solve)] if r is not None]
+    remedies = [*more, *(r for r in [capacity_remedy(under.problem, solve)] if r is not None)]
     if document is not None:
-        for section in ("pin", "together", "kinds", "ranks", "hbm_gib"):
+        for section in LimitsFile.model_fields:
             lifted = _without(document, section)
             if lifted is not None and fullest_share(limited(problem, labels, lifted).problem, solve) <= 1:
                 remedies.append(f"The limits without their section `{section}`.")

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dse.errors import NoFeasibleCandidateError
-from dse.placement.design_problem import (
-    Transform,
-    problem_of,
-)
+from dse.placement.design_options import Option
+from dse.placement.design_problem import DesignProblem, Transform, problem_of
 from dse.placement.labels import Labels
 from dse.placement.options import tables_capacity_bytes
 from dse.placement.plan_search import PROVEN, PlanSearch
-from dse.placement.problem import Array, Assignment, Problem, loads_of
+from dse.placement.problem import Array, Assignment, Problem, Where, loads_of
 from dse.placement.shard_costs import replaced
 from dse.placement.shortage import capacity_remedy, memory_problem, refusal, shortage_of
 from perfcore.design.design import Design
@@ -130,7 +128,7 @@ def plan_design(
     """
     started = time.perf_counter()
     if design.system.world_size == 1:
-        return _on_one_rank(design, predictor, started)
+        return _on_one_rank(design, predictor, started, limits)
     run = PlanSearch(design, predictor, seed, started + time_limit_s, limits)
     run.run()
     if run.plan is None:
@@ -143,13 +141,16 @@ def gap_pct(time_us: float, lower_us: float) -> float:
     return max(100.0 * (time_us / lower_us - 1.0), 0.0)
 
 
-def _on_one_rank(design: Design, predictor: Predictor, started: float) -> CertifiedPlan:
+def _on_one_rank(
+    design: Design, predictor: Predictor, started: float, limits: Transform | None
+) -> CertifiedPlan:
     """The only plan there is."""
     alone = replace(design, sharding=ShardingPlan.on_one_rank(design.model))
     memory = memory_of(alone)
-    capacity = np.array([tables_capacity_bytes(alone)])
-    held = memory.total - (alone.system.device.hbm_bytes - capacity)
-    if not memory.fits(alone.system.device):
+    own_bytes = np.array([tables_capacity_bytes(alone)])
+    capacity = _limited_capacity(alone, own_bytes, limits)
+    held = memory.total - (alone.system.device.hbm_bytes - own_bytes)
+    if not memory.fits(alone.system.device) or held[0] > capacity[0]:
         raise NoFeasibleCandidateError(
             f"Tables need at most {max(float(capacity[0]), 0.0) / BYTES_PER_GIB:.1f} GiB beside the rest of the job, "
             f"but need {float(held[0]) / BYTES_PER_GIB:.1f} GiB.",
@@ -174,6 +175,14 @@ def _on_one_rank(design: Design, predictor: Predictor, started: float) -> Certif
         total_hbm_bytes=memory.total,
         tables=tables,
     )
+
+
+def _limited_capacity(alone: Design, capacity_bytes: Array, limits: Transform | None) -> Array:
+    """`(1,)`: what limits leave of a rank's memory; they may leave a table no way at all."""
+    if limits is None:
+        return capacity_bytes
+    whole = tuple(Option(t, p.type, 1, 1, 0, Where.ANY) for t, p in enumerate(alone.sharding.tables))
+    return limits(DesignProblem(whole, np.array(_bytes_alone(alone)), capacity_bytes)).capacity_bytes
 
 
 def _bytes_alone(design: Design) -> list[float]:

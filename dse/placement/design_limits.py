@@ -73,7 +73,8 @@ def _kept(problem: DesignProblem, limits: LimitsFile, position: dict[str, int], 
     types = np.array([str(o.type) for o in problem.options])
     table = np.array([o.table for o in problem.options])
     fixed = np.isin([int(o.where) for o in problem.options], (Where.ALL, Where.HOST))
-    kept: Mask = np.asarray(allowed.all(axis=1))[table] | ~fixed
+    somewhere = np.asarray(allowed.any(axis=1))[table]
+    kept: Mask = somewhere & (np.asarray(allowed.all(axis=1))[table] | ~fixed)
     for entry in limits.kinds:
         at = None if entry.tables is None else [position[name] for name in entry.tables]
         concerned = np.ones(len(table), dtype=bool) if at is None else np.isin(table, at)

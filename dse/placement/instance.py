@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,7 +27,7 @@ from perfcore.units import BYTES_PER_GIB
 
 COSTS = ("forward compute", "forward communication", "backward compute", "backward communication")
 _FIELDS = (len(COSTS) + 1, len(COSTS) + 2)  # and memory; and the machine's
-_MAX_REPEATS = 65_536  # as many ranks as a system may have
+_MOST_RANKS = _MAX_REPEATS = 65_536  # as many as a system may have
 _ON_ALL_OF_A_HOST = ("table_row_wise", "grid_shard")
 _COMPUTE, _COMMUNICATION = (0, 2), (1, 3)
 
@@ -128,8 +130,10 @@ def read_instance(path: Path) -> Instance:
     raw = path.read_bytes()
     try:
         data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (OSError, EOFError, ValueError) as err:
+    except (OSError, EOFError, ValueError, zlib.error) as err:
         raise SpaceError(f"{path.name} is no instance: {err}.") from None
+    except RecursionError:
+        raise SpaceError(f"{path.name} is no instance: its lists lie too deep in one another.") from None
     return instance_of_json(data)
 
 
@@ -142,19 +146,17 @@ def instance_of_json(data: Any) -> Instance:
     if not isinstance(data, Mapping) or not {"ws", "lws", "cap", "tables"} <= data.keys():
         raise SpaceError("An instance needs the keys `ws`, `lws`, `cap` and `tables`, but one is missing.")
     ranks, local, tables = data["ws"], data["lws"], data["tables"]
-    if not (isinstance(ranks, int) and isinstance(local, int) and ranks > 0 and local > 0) or ranks % local:
+    if not (type(ranks) is int and type(local) is int and ranks > 0 and local > 0) or ranks % local:
         raise SpaceError(f"`ws` must be a positive multiple of `lws`, but got ws={ranks!r}, lws={local!r}.")
-    if not isinstance(data["cap"], (int, float)) or not np.isfinite(data["cap"]):
+    if ranks > _MOST_RANKS:
+        raise SpaceError(f"`ws` must be at most {_MOST_RANKS}, but got {ranks}.")
+    if not np.isfinite(_number(data["cap"])):
         raise SpaceError(f"`cap` must be a number of GiB, but got {data['cap']!r}.")
-    if not isinstance(data.get("hcap", 0), (int, float)) or not float(data.get("hcap", 0)) >= 0:
+    if not _number(data.get("hcap", 0)) >= 0:
         raise SpaceError(f"`hcap` must be a number of GiB >= 0, but got {data['hcap']!r}.")
     if not isinstance(tables, list) or not tables:
         raise SpaceError("An instance needs at least one table, but `tables` is empty.")
-    names = data.get("names") or [f"table_{i}" for i in range(len(tables))]
-    if len(names) != len(tables):
-        raise SpaceError(
-            f"`names` must have one name a table, but there are {len(names)} for {len(tables)} tables."
-        )
+    names = _names(data.get("names"), len(tables))
     options = [
         _option(o, f"table {name!r}, option {i}", ranks, local)
         for name, table in zip(names, tables, strict=True)
@@ -162,7 +164,7 @@ def instance_of_json(data: Any) -> Instance:
     ]
     shards = np.concatenate([shards for _, _, _, shards in options])
     return Instance(
-        names=tuple(str(n) for n in names),
+        names=names,
         types=tuple(o[0] for o in options),
         kernels=tuple(o[1] for o in options),
         where=np.array([o[2] for o in options], dtype=np.int64),
@@ -176,6 +178,27 @@ def instance_of_json(data: Any) -> Instance:
         host_bytes=shards[:, -1] * BYTES_PER_GIB if shards[:, -1].any() else None,
         host_capacity_bytes=float(data.get("hcap", np.inf)) * BYTES_PER_GIB,
     )
+
+
+def _number(value: Any) -> float:
+    """The value as a float; NaN where it is none, or too large for one."""
+    try:
+        return float(value) if type(value) in (int, float) else np.nan
+    except OverflowError:
+        return np.nan
+
+
+def _names(given: Any, tables: int) -> tuple[str, ...]:
+    """A name a table, by which limits call it."""
+    if given is None:
+        return tuple(f"table_{i}" for i in range(tables))
+    if not isinstance(given, list) or len(given) != tables:
+        there = f"there are {len(given)} for {tables} tables" if isinstance(given, list) else f"got {given!r}"
+        raise SpaceError(f"`names` must be a list of one name a table, but {there}.")
+    names = tuple(str(n) for n in given)
+    if twice := [n for n, count in Counter(names).items() if count > 1]:
+        raise SpaceError(f"`names` must differ from one another, but {twice[0]!r} is there twice.")
+    return names
 
 
 def write_instance(instance: Instance, path: Path) -> None:

@@ -118,7 +118,11 @@ def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int,
 def _known(name: str, tables: Sequence[str]) -> str:
     """The nearest name, or as many as a person reads."""
     near = nearest(name, tables, kind="there are")
-    return near if len(near) < _READABLE else f"there are {tables[0]}, {tables[1]}, ..., {tables[-1]}"
+    return (
+        near
+        if len(near) < _READABLE or len(tables) < 3
+        else f"there are {tables[0]}, {tables[1]}, ..., {tables[-1]}"
+    )
 
 
 def _named_tables(limits: LimitsFile) -> list[tuple[tuple[str | int, ...], str]]:

@@ -41,7 +41,12 @@ def shortage_of(problem: Problem, labels: Labels, best: Assignment) -> Shortage:
         labels: its names.
         best: the placement with the least overflow that was found.
     """
-    return _of_a_table(problem, labels) or _of_all(problem) or _of_a_rank(problem, labels, best)
+    return (
+        _of_a_table(problem, labels)
+        or _of_all(problem)
+        or _of_a_rank(problem, labels, best)
+        or _of_a_machine(problem, labels, best)
+    )
 
 
 def _of_a_table(problem: Problem, labels: Labels) -> Shortage | None:
@@ -93,10 +98,12 @@ def _of_all(problem: Problem) -> Shortage | None:
     )
 
 
-def _of_a_rank(problem: Problem, labels: Labels, best: Assignment) -> Shortage:
+def _of_a_rank(problem: Problem, labels: Labels, best: Assignment) -> Shortage | None:
     loads = loads_of(problem, best)
     over = loads.bytes - problem.capacity_bytes
     rank = int(np.argmax(over))
+    if over[rank] <= 0:
+        return None
     held = [_held(problem, int(o), ranks, rank) for o, ranks in zip(best.option, best.ranks, strict=True)]
     table = int(np.argmax(held))
     return Shortage(
@@ -104,6 +111,27 @@ def _of_a_rank(problem: Problem, labels: Labels, best: Assignment) -> Shortage:
         f"{_gib(problem.capacity_bytes[rank])}, {_gib(over[rank])} more than there are, and table {labels.tables[table]!r} "
         f"has {_gib(held[table])} of it.",
         float(over[rank]),
+    )
+
+
+def _of_a_machine(problem: Problem, labels: Labels, best: Assignment) -> Shortage:
+    """Too little host memory; or too little time to find what fits."""
+    needed, there = loads_of(problem, best).host_bytes, problem.host_capacity_bytes
+    machine = int(np.argmax(needed - there))
+    missing = float((needed - there)[machine])
+    if missing <= 0:
+        return Shortage(
+            "No placement that fits into memory was found in the time given; there may be one.", 0.0
+        )
+    held = [
+        float(problem.host_bytes[problem.first_shard[o] : problem.first_shard[o + 1]].sum())
+        for o in best.option
+    ]
+    return Shortage(
+        f"The tables on the host do not fit: in the best placement found, machine {machine} needs "
+        f"{_gib(float(needed[machine]))} of its {_gib(float(there[machine]))} of host memory for tables, {_gib(missing)} "
+        f"more than there are, and table {labels.tables[int(np.argmax(held))]!r} has the most on hosts.",
+        missing,
     )
 
 
@@ -125,9 +153,13 @@ def memory_problem(problem: Problem) -> Problem:
 
 
 def fullest_share(problem: Problem, solve: Solve) -> float:
-    """Memory of the fullest rank in shares of its capacity, in the placement found that is best by it."""
+    """Memory of the fullest rank in shares of its capacity, in the placement found that is best by it.
+
+    Infinite where the host memory does not suffice.
+    """
     found = memory_problem(problem)
-    return loads_of(found, solve(found)).objective
+    loads = loads_of(found, solve(found))
+    return loads.objective if loads.overflow_bytes(found) <= 0 else np.inf
 
 
 def capacity_remedy(problem: Problem, solve: Solve) -> str | None:

@@ -86,6 +86,8 @@ def _headline(report: PlanReport) -> str:
     said = f"{what} <b>{number(c.objective_ms)} ms</b>. "
     if c.proven:
         return said + "No placement is better: this one is <b>proven optimal</b> for the costs given."
+    if not math.isfinite(c.gap_pct):
+        return said + "How far that may be from the best is not known: no bound above 0 was found."
     return (
         said
         + f"The best placement there is lies between {number(c.lower_bound_ms)} ms and that: this one is "

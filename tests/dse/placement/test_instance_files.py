@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,45 @@ def test_events_are_named_in_the_order_of_the_costs() -> None:
     assert problem.cost[of, at] == pytest.approx(instance.cost_ms[of, 3])
     assert not problem.cost[~of, at].any()
     assert instance.events(Objective.RATING) == ("all",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"names": 5}, "`names` must be a list of one name a table, but got 5"),
+        ({"names": ["a", "b"]}, "but there are 2 for 1 tables"),
+        ({"names": ["a", "a"], "tables": tiny()["tables"] * 2}, "'a' is there twice"),
+        ({"ws": 10**9}, "`ws` must be at most 65536, but got 1000000000"),
+        ({"ws": True, "lws": True}, "positive multiple of `lws`"),
+        ({"cap": 10**400}, "`cap` must be a number of GiB"),
+        ({"cap": True}, "`cap` must be a number of GiB"),
+        ({"hcap": None}, "`hcap` must be a number of GiB >= 0"),
+        ({"hcap": float("nan")}, "`hcap` must be a number of GiB >= 0"),
+    ],
+)
+def test_impossible_heads(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpaceError, match=re.escape(said)):
+        instance_of_json(tiny() | change)
+
+
+def broken_files() -> dict[str, bytes]:
+    packed = gzip.compress(json.dumps(tiny()).encode())
+    middle = len(packed) // 2
+    return {
+        "cut": packed[:middle],
+        "flipped": packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :],
+        "block": packed[:10] + b"\xff" + packed[11:],
+        "tail": packed + b"more",
+        "deep": b"[" * 10**6,
+        "bytes": b"\xff\xfe\x00",
+        "empty": b"",
+        "text": gzip.compress(b"no JSON"),
+    }
+
+
+@pytest.mark.parametrize("kind", list(broken_files()))
+def test_broken_files(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json.gz"
+    file.write_bytes(broken_files()[kind])
+    with pytest.raises(SpaceError, match=r"x\.json\.gz is no instance: "):
+        read_instance(file)

@@ -97,3 +97,31 @@ def test_the_refusal_numbers_what_would_do() -> None:
     assert err.hint is not None
     assert err.hint.endswith("  1. More memory.\n  2. Fewer limits.")
     assert refusal(shortage, []).hint is None
+
+
+def hosted(*gib: float, hcap: float) -> tuple[Problem, Labels]:
+    tables = [[{"type": "table_wise", "part": "device", "sh": [[1, 0, 1, 0, 0.1, size]]}] for size in gib]
+    instance = instance_of_json({"ws": 2, "lws": 2, "cap": 1, "hcap": hcap, "tables": tables})
+    return instance.problem(Objective.RATING), labels_of(instance, Objective.RATING)
+
+
+def test_tables_that_do_not_fit_the_host_name_the_machine() -> None:
+    problem, labels = hosted(3, 5, hcap=6)
+    found = shortage_of(problem, labels, best_of_all(problem))
+    assert "machine 0 needs 8.0 GiB of its 6.0 GiB of host memory for tables, 2.0 GiB more" in found.message
+    assert "table 'table_1' has the most" in found.message
+    assert found.missing_bytes == 2 * 2**30
+
+
+def test_device_memory_is_no_remedy_for_the_host() -> None:
+    problem, _ = hosted(3, 5, hcap=6)
+    assert fullest_share(problem, best_of_all) == np.inf
+    assert capacity_remedy(problem, best_of_all) is None
+    assert fullest_share(hosted(3, 5, hcap=8)[0], best_of_all) <= 1
+
+
+def test_what_fits_is_said_to_lack_nothing() -> None:
+    problem, labels = hosted(3, 5, hcap=8)
+    found = shortage_of(problem, labels, best_of_all(problem))
+    assert found.missing_bytes == 0
+    assert "there may be one" in found.message
