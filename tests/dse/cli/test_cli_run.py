@@ -104,13 +104,16 @@ def test_resuming_something_else_is_refused_with_the_difference(dse, space_file)
     dse("run", space_file, *SEARCH)
     for change, text in (
         (("--seed", "9"), "seed: 3 then, 9 now"),
-        (("--profile", "other"), "profile: 'formula' then, 'other' now"),
+        (("--profile", "h100-sxm"), "profile: 'formula' then, 'h100-sxm' now"),
         (("--set", "model.embedding_dim=32"), "axis model.embedding_dim"),
         (("--set", "search.method=tpe"), "sampler: 'nsga2' then, 'tpe' now"),
     ):
         result = dse("run", space_file, *SEARCH, *change, "--resume")
         assert result.exit_code == 2
         assert text in result.stderr
+    unknown = dse("run", space_file, *SEARCH, "--profile", "other", "--resume")
+    assert unknown.exit_code == 2
+    assert "Profile 'other' is not known" in unknown.stderr
     assert "There is no run in" in dse("run", space_file, "--resume", "--name", "else").stderr
 
 
