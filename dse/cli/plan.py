@@ -37,7 +37,7 @@ CacheRatios = Annotated[
     str | None,
     typer.Option(
         "--cache-ratio",
-        help="With --make-instance: tables may lie in host memory behind caches of these shares, e.g. 0.1,0.3.",
+        help="DESIGN, --make-instance: large tables may lie in host memory behind caches of these shares of rows, e.g. 0.1,0.3.",
     ),
 ]
 Estimator = Annotated[str | None, typer.Option(help="With --make-instance: ours (if omitted) or torchrec.")]
@@ -96,7 +96,7 @@ def plan(
     """Place embedding tables on ranks, with a bound on how much better any placement could be."""
     making = {
         "--tables": tables, "--gpus": gpus, "--batch-per-gpu": batch_per_gpu, "--dim": dim, "--system": system,
-        "--estimator": estimator, "--cache-ratio": cache_ratio,
+        "--estimator": estimator,
     }  # fmt: skip
     of_design = {
         "--set": overrides or None, "--export": export, "--compare": compare, "--import": import_,
@@ -105,12 +105,15 @@ def plan(
     _refuse(way, "--make-instance", making)
     _refuse(way, "DESIGN", of_design)
     _refuse(way, "--instance", {"--objective": objective})
+    if way == "--instance":
+        _refuse(way, "DESIGN or --make-instance", {"--cache-ratio": cache_ratio})
+    ratios = _ratios(cache_ratio)
     _check(time_limit=time_limit, seed=seed)
     _check_bridge(export, compare, import_, out, as_json=as_json)
     match way:
         case "--make-instance":
             _refuse(way, "DESIGN or --instance", {"--limits": limits})
-            _make(making, profile, out, as_json=as_json)
+            _make(making, ratios, profile, out, as_json=as_json)
         case "--instance":
             _refuse(way, "DESIGN", {"--profile": profile})
             assert instance is not None
@@ -124,7 +127,13 @@ def plan(
             from dse.cli import plan_design
 
             request = plan_design.Request(
-                design, tuple(overrides or ()), profile, limits, time_limit_s=time_limit, seed=seed
+                design,
+                tuple(overrides or ()),
+                profile,
+                limits,
+                time_limit_s=time_limit,
+                seed=seed,
+                cache_ratios=ratios,
             )
             if compare is not None:
                 plan_design.compare(request, as_json=as_json)
@@ -182,7 +191,14 @@ def _check_bridge(
         raise DseError("--export writes a program, and no JSON: leave --json away.")
 
 
-def _make(making: dict[str, Any], profile: str | None, out: Path | None, *, as_json: bool) -> None:
+def _make(
+    making: dict[str, Any],
+    cache_ratios: tuple[float, ...],
+    profile: str | None,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     if out is None or making["--tables"] is None or making["--gpus"] is None:
         raise DseError(
             "`--make-instance` needs --tables, --gpus and -o FILE.",
@@ -197,7 +213,7 @@ def _make(making: dict[str, Any], profile: str | None, out: Path | None, *, as_j
         dim=128 if making["--dim"] is None else making["--dim"],
         system=making["--system"] or "dgx-a100-80gb",
         estimator=making["--estimator"] or "ours",
-        cache_ratios=_ratios(making["--cache-ratio"]),
+        cache_ratios=cache_ratios,
         profile=profile,
     )
     make(wish, out, as_json=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +14,17 @@ import typer
 from dse.errors import DseError, NoFeasibleCandidateError, StorageError
 from dse.placement.design_limits import Transform, by_tables, design_transform
 from dse.placement.limits_schema import LimitsFile
-from dse.placement.problem import Assignment, Problem
 from dse.placement.report import Certificate, OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report_files import DESIGN
 from dse.yaml_loader import Document
-from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
+from perfcore.design.sharding import ShardingPlan
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
+    from dse.cli.plan_by_tables import PlannedByTables
     from dse.placement.certify import Alternative, CertifiedPlan, TableChoice
     from perfcore.design.design import Design
     from perfcore.predictor import Predictor
-
-_MEMORY_S = 2.0  # for each remedy that is tried out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class Request:
         limits: a file of limits.
         time_limit_s: for solver and bound.
         seed: of the search.
+        cache_ratios: large tables may lie in host memory, behind caches of these shares of their rows.
     """
 
     path: Path
@@ -48,6 +47,7 @@ class Request:
     limits: Path | None
     time_limit_s: float
     seed: int
+    cache_ratios: tuple[float, ...] = ()
 
 
 def planned(request: Request, imported: Path | None) -> PlanReport:
@@ -60,8 +60,14 @@ def planned(request: Request, imported: Path | None) -> PlanReport:
     """
     design, predictor = _load(request)
     document = _document(request)
-    if document is not None and by_tables(document.value):
-        return _planned_by_tables(request, design, predictor, document)
+    if imported is not None and document is not None and any(e.slowness != 1 for e in document.value.ranks):
+        raise DseError("`slowness` does not go with --import: the time of an iteration does not know it.")
+    if _by_tables(request, document):
+        by = _planned_by_tables(request, design, predictor, document)
+        if imported is None or by.iteration_time_us is None:
+            return by.report
+        theirs = _imported(imported, design, predictor, by.iteration_time_us)
+        return replace(by.report, facts={**by.report.facts, f"imported plan {imported.name}": theirs})
     found = _certified(request, design, predictor)
     facts = {
         "bound by": _bound_by(design, predictor, found),
@@ -69,18 +75,23 @@ def planned(request: Request, imported: Path | None) -> PlanReport:
         "profile": predictor.profile.name,
     }
     if imported is not None:
-        facts[f"imported plan {imported.name}"] = _imported(imported, design, predictor, found)
+        facts[f"imported plan {imported.name}"] = _imported(
+            imported, design, predictor, found.iteration_time_us
+        )
     return report_of_plan(found, design, title=request.path.name, facts=facts)
 
 
 def export(request: Request, out: Path | None) -> None:
     """Write the program that builds the plan in TorchRec's terms."""
-    from dataclasses import replace
-
     from dse.placement.torchrec import export_plan
 
     design, predictor = _load(request)
-    found = _certified(request, design, predictor)
+    document = _document(request)
+    found: PlannedByTables | CertifiedPlan
+    if _by_tables(request, document):
+        found = _planned_by_tables(request, design, predictor, document)
+    else:
+        found = _certified(request, design, predictor)
     text = export_plan(replace(design, sharding=found.plan))
     if out is None:
         typer.echo(text, nl=False)
@@ -89,7 +100,8 @@ def export(request: Request, out: Path | None) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as err:
         raise StorageError(f"{out} cannot be written: {err.strerror or err}.") from err
-    typer.echo(f"{out}: {found.iteration_time_us / US_PER_MS:.3f} ms an iteration", err=True)
+    us = found.iteration_time_us
+    typer.echo(f"{out}: " + ("written" if us is None else f"{us / US_PER_MS:.3f} ms an iteration"), err=True)
 
 
 def compare(request: Request, *, as_json: bool) -> None:
@@ -98,6 +110,10 @@ def compare(request: Request, *, as_json: bool) -> None:
 
     if request.limits is not None:
         raise DseError("--limits and --compare exclude one another: TorchRec's planner knows no such limits.")
+    if request.cache_ratios:
+        raise DseError(
+            "--cache-ratio and --compare exclude one another: where tables do not fit, the comparison offers caches by itself."
+        )
     design, predictor = _load(request)
     found = compare_design(design, time_limit_s=request.time_limit_s, seed=request.seed, predictor=predictor)
     if as_json:
@@ -200,8 +216,6 @@ def _rank_lines(found: CertifiedPlan, tables: tuple[TableLine, ...], local: int)
 
 
 def _bound_by(design: Design, predictor: Predictor, found: CertifiedPlan) -> str:
-    from dataclasses import replace
-
     p = predictor.predict(replace(design, sharding=found.plan))
     return f"{p.bound_by} ({100 * p.bound_share[p.bound_by]:.0f} % of the critical path)"
 
@@ -212,13 +226,11 @@ def _memory(design: Design, found: CertifiedPlan) -> str:
     return f"{rank}, {used:.1f} of {there:.1f} GiB with everything else of the job"
 
 
-def _imported(path: Path, design: Design, predictor: Predictor, found: CertifiedPlan) -> str:
-    from dataclasses import replace
-
+def _imported(path: Path, design: Design, predictor: Predictor, own_us: float) -> str:
     from dse.placement.torchrec import read_plan
 
     theirs = predictor.predict(replace(design, sharding=read_plan(path, design)))
-    slower = 100 * (theirs.iteration_time_us / found.iteration_time_us - 1)
+    slower = 100 * (theirs.iteration_time_us / own_us - 1)
     said = f"{theirs.iteration_time_us / US_PER_MS:.3f} ms an iteration, {slower:+.1f} % beside this plan"
     lacks = theirs.shortfall_bytes / BYTES_PER_GIB
     return said if theirs.fits else f"{said}; it does not fit, {lacks:.1f} GiB are missing"
@@ -250,26 +262,25 @@ def _certified(request: Request, design: Design, predictor: Predictor) -> Certif
             limits=transform,
         )
     except NoFeasibleCandidateError:
-        from dse.placement.certified import certify
+        from dse.cli.plan_by_tables import cache_remedies, memory_solver
         from dse.placement.design_shortage import design_refusal
 
-        def solve(problem: Problem) -> Assignment:
-            return certify(problem, time_limit_s=_MEMORY_S, seed=request.seed).assignment
-
-        raise design_refusal(design, solve, limited=transform is not None) from None
+        cached = cache_remedies(design, predictor, _document(request), seed=request.seed)
+        solve = memory_solver(request.seed)
+        raise design_refusal(design, solve, limited=transform is not None, more=cached) from None
 
 
 def _transform(request: Request, design: Design) -> Transform | None:
     document = _document(request)
     if document is None:
         return None
-    if by_tables(document.value):
-        raise DseError(
-            "`together`, `slowness`, `host_gib` and `forbid_kernels` do not go with --export: "
-            "the bound of an iteration does not know them."
-        )
     names = [t.name for t in design.model.tables]
     return design_transform(document, names, num_ranks=design.system.world_size)
+
+
+def _by_tables(request: Request, document: Document[LimitsFile] | None) -> bool:
+    """Whether anything is asked for that a bound of the iteration does not know."""
+    return bool(request.cache_ratios) or (document is not None and by_tables(document.value))
 
 
 def _document(request: Request) -> Document[LimitsFile] | None:
@@ -279,36 +290,16 @@ def _document(request: Request) -> Document[LimitsFile] | None:
 
 
 def _planned_by_tables(
-    request: Request, design: Design, predictor: Predictor, document: Document[LimitsFile]
-) -> PlanReport:
-    """By the critical path of the tables alone, under limits that the bound of an iteration does not know."""
-    from dataclasses import replace
+    request: Request, design: Design, predictor: Predictor, document: Document[LimitsFile] | None
+) -> PlannedByTables:
+    from dse.cli.plan_by_tables import planned_by_tables
 
-    from dse.cli.plan_instance import solve_instance
-    from dse.placement.design_shortage import instance_of_design
-    from dse.placement.instance import Objective
-
-    instance = instance_of_design(design, predictor.cost)
-    solved = solve_instance(
-        instance,
-        Objective.CRITICAL_PATH,
+    return planned_by_tables(
+        design,
+        predictor,
         document,
+        cache_ratios=request.cache_ratios,
         time_limit_s=request.time_limit_s,
         seed=request.seed,
         title=request.path.name,
-        facts={
-            "note": "by the tables' critical path: the limits are none that a bound of the iteration knows"
-        },
     )
-    if any(e.slowness != 1.0 for e in document.value.ranks):
-        return solved.report
-    chosen = solved.assignment
-    plan = ShardingPlan(
-        tuple(
-            TableSharding(name, ShardingType(instance.types[o]), ranks)
-            for name, o, ranks in zip(instance.names, chosen.option, chosen.ranks, strict=True)
-        )
-    )
-    us = predictor.iteration_time_us(replace(design, sharding=plan))
-    facts = dict(solved.report.facts) | {"iteration time of this plan": f"{us / US_PER_MS:.3f} ms"}
-    return replace(solved.report, facts=facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from dse.placement.instance import Instance
 from dse.placement.labels import Labels
 from dse.placement.options import tables_capacity_bytes
 from dse.placement.problem import Problem
-from dse.placement.shortage import Solve, capacity_remedy, fullest_share, refusal, shortage_of
+from dse.placement.shortage import Shortage, Solve, capacity_remedy, fullest_share, refusal, shortage_of
 from perfcore.cost.model import CostModel
 from perfcore.design import hardware
 from perfcore.design.design import Design
@@ -28,34 +28,50 @@ MOST_GPUS_TIMES = 16  # how many times the GPUs of a design to try
 _SMALLEST_BATCH_PARTS = (2, 4, 8, 16)
 
 
-def design_refusal(design: Design, solve: Solve, *, limited: bool) -> NoFeasibleCandidateError:
+def design_refusal(
+    design: Design, solve: Solve, *, limited: bool, more: Sequence[str] = ()
+) -> NoFeasibleCandidateError:
     """What is missing and what would do.
 
     Args:
         design: whose tables fit nowhere; its own plan does not matter.
         solve: places the tables of a problem.
         limited: limits were set on the placement.
+        more: remedies beside changes of the design, tried out under the limits.
     """
     problem, labels = tables_problem(design)
     if limited and fullest_share(problem, solve) <= 1:
-        return NoFeasibleCandidateError(
-            "No placement of the tables fits into memory under the limits.",
-            hint="Without --limits the tables fit, a placement was found: relax `hbm_gib`, a pin or the kinds.",
-        )
+        missing = Shortage("No placement of the tables fits into memory under the limits.", 0.0)
+        relaxed = "Without --limits the tables fit: relax `hbm_gib`, a pin or the kinds."
+        return refusal(missing, [relaxed, *more])
     found = shortage_of(problem, labels, solve(problem))
-    return refusal(found, [*_remedies(design, solve), *_more_memory(problem, solve)])
+    return refusal(found, [*design_remedies(design, solve), *more, *_more_memory(problem, solve)])
 
 
 def tables_problem(design: Design) -> tuple[Problem, Labels]:
     """Every way to split the tables of a design, with memory alone."""
     return memory_of_tables(
-        _tables(design), design.training, design.system, capacity_bytes=tables_capacity_bytes(design)
+        _tables(design),
+        design.training,
+        design.system,
+        capacity_bytes=tables_capacity_bytes(design),
+        fusion=design.fusion,
     )
 
 
-def instance_of_design(design: Design, cost: CostModel) -> Instance:
-    """The tables of a design as a cost instance, in the memory that the rest of the job leaves."""
-    instance = estimated_instance(_tables(design), design.training, design.system, cost)
+def instance_of_design(design: Design, cost: CostModel, *, cache_ratios: Sequence[float] = ()) -> Instance:
+    """The tables of a design as a cost instance, in the memory that the rest of the job leaves.
+
+    Large tables may also lie in host memory, behind caches of `cache_ratios` of their rows.
+    """
+    instance = estimated_instance(
+        _tables(design),
+        design.training,
+        design.system,
+        cost,
+        cache_ratios=cache_ratios,
+        fusion=design.fusion,
+    )
     return replace(instance, capacity_bytes=tables_capacity_bytes(design))
 
 
@@ -69,17 +85,19 @@ def _tables(design: Design) -> list[EmbeddingTable]:
 def fits(design: Design, solve: Solve) -> bool:
     """Whether a placement of the design's tables was found that fits."""
     problem, _ = tables_problem(design)
-    if problem.capacity_bytes[0] <= 0 or _least_bytes(problem) > problem.capacity_bytes.sum():
+    if problem.capacity_bytes[0] <= 0 or least_bytes(problem) > problem.capacity_bytes.sum():
         return False
     return fullest_share(problem, solve) <= 1
 
 
-def _least_bytes(problem: Problem) -> float:
+def least_bytes(problem: Problem) -> float:
+    """Device memory of all tables, each in its smallest way."""
     totals = np.add.reduceat(problem.bytes, problem.first_shard[:-1])
     return float(np.minimum.reduceat(totals, problem.first_option[:-1]).sum())
 
 
-def _remedies(design: Design, solve: Solve) -> Iterator[str]:
+def design_remedies(design: Design, solve: Solve) -> Iterator[str]:
+    """Changes of a design with which its tables fit."""
     ways = (_more_gpus, _bf16, _smaller_state, _smaller_batch, _larger_gpu)
     found = [remedy for way in ways if (remedy := way(design, solve)) is not None]
     yield from found
@@ -186,5 +204,5 @@ def _more_memory(problem: Problem, solve: Solve) -> list[str]:
 
 def _saved(design: Design, smaller: Design) -> str:
     """What the tables need less, each in its smallest way."""
-    saved = _least_bytes(tables_problem(design)[0]) - _least_bytes(tables_problem(smaller)[0])
+    saved = least_bytes(tables_problem(design)[0]) - least_bytes(tables_problem(smaller)[0])
     return f"{saved / BYTES_PER_GIB:,.1f} GiB"

@@ -57,6 +57,7 @@ def estimated_instance(
     cost: CostModel,
     *,
     cache_ratios: Sequence[float] = (),
+    fusion: Fusion | None = None,
 ) -> Instance:
     """The priced options of every table on a system.
 
@@ -66,6 +67,7 @@ def estimated_instance(
         system: ranks, memory and links.
         cost: prices kernels of the system's device and collectives of its machines.
         cache_ratios: tables of some size may also lie in the host's memory, behind caches of these shares of their rows.
+        fusion: of the job, which decides its buffers; the default if `None`.
 
     Raises:
         SpaceError: a table names no embedding_dim, or the batch does not divide by the ranks.
@@ -81,7 +83,7 @@ def estimated_instance(
             f"`global_batch % world_size == 0` must hold, but got {training.global_batch} and {system.world_size}."
         )
     splits = splits_of(tables, training, system, cache_ratios)
-    device_bytes, on_host = _bytes(splits, training, system)
+    device_bytes, on_host = _bytes(splits, training, system, fusion or Fusion())
     compute = np.stack(_compute_us(splits, training, cost), axis=1)
     exchange = np.stack(_exchange_us(splits, training, system, cost), axis=1)
     per_shard = np.stack([compute[:, 0], exchange[:, 0], compute[:, 1], exchange[:, 1]], axis=1) / US_PER_MS
@@ -103,11 +105,16 @@ def estimated_instance(
 
 
 def memory_of_tables(
-    tables: Sequence[EmbeddingTable], training: Training, system: System, *, capacity_bytes: float
+    tables: Sequence[EmbeddingTable],
+    training: Training,
+    system: System,
+    *,
+    capacity_bytes: float,
+    fusion: Fusion | None = None,
 ) -> tuple[Problem, Labels]:
     """The same options with memory alone: what a shard costs is its share of the capacity."""
     splits = splits_of(tables, training, system)
-    bytes_ = np.repeat(_bytes(splits, training, system)[0], splits.count)
+    bytes_ = np.repeat(_bytes(splits, training, system, fusion or Fusion())[0], splits.count)
     problem = homogeneous(
         first_option=np.searchsorted(splits.table, np.arange(len(tables) + 1)).astype(np.int64),
         first_shard=np.concatenate([[0], np.cumsum(splits.count)]).astype(np.int64),
@@ -256,7 +263,7 @@ def _bucketed_us(cost: CostModel, bytes_: Array, group: tuple[int, int]) -> Arra
     return np.asarray(cost.predict_us([kernel])[0] * bytes_ / np.maximum(bucket, 1.0))
 
 
-def _bytes(splits: Splits, training: Training, system: System) -> tuple[Array, Array]:
+def _bytes(splits: Splits, training: Training, system: System, fusion: Fusion) -> tuple[Array, Array]:
     """`(o,)` device and host memory of a shard by the account of `perfcore.memory`: weights, optimizer state, buffers."""
     one = np.ones((1, 1))
     dims = Dims(
@@ -272,7 +279,7 @@ def _bytes(splits: Splits, training: Training, system: System) -> tuple[Array, A
     )
     structure = structure_for(
         training,
-        Fusion(),
+        fusion,
         interaction=Interaction.CAT,
         cross_layers=0,
         loss=Loss.BCE,

@@ -61,7 +61,7 @@ def _table(line: TableLine) -> dict[str, Any]:
     return {
         "table": line.name,
         "type": line.type,
-        "kernel": line.kernel,
+        **_kernel(line.kernel),
         "ranks": list(line.ranks),
         "rank_ms": line.rank_ms,
         "all_ranks_ms": line.all_ranks_ms,
@@ -73,10 +73,16 @@ def _table(line: TableLine) -> dict[str, Any]:
     }
 
 
+def _kernel(name: str) -> dict[str, Any]:
+    """`fused_uvm_caching@0.1` is a kernel and the share of rows in its cache."""
+    word, _, ratio = name.partition("@")
+    return {"kernel": word, "cache_ratio": float(ratio) if ratio else None}
+
+
 def _other(other: OtherWay) -> dict[str, Any]:
     return {
         "type": other.type,
-        "kernel": other.kernel,
+        **_kernel(other.kernel),
         "shards": other.shards,
         "change_ms": None if other.missing_gib > 0 else other.change_ms,
         "missing_gib": other.missing_gib if math.isfinite(other.missing_gib) else None,

@@ -30,6 +30,7 @@ class Splits:
         where: a `Where`.
         count: shards.
         rows, dim, pooling, skew, batch: of a shard.
+        most_pooling: of the largest shard: rows that do not divide leave the first ranks one more.
         held: shards that a rank would hold if all tables were split so.
         cache_ratio: share of the rows in device memory; below 1 for tables in the host's.
     """
@@ -41,6 +42,7 @@ class Splits:
     rows: Array
     dim: Array
     pooling: Array
+    most_pooling: Array
     skew: Array
     batch: Array
     held: Array
@@ -60,13 +62,14 @@ class Splits:
         )
 
     def shards(self) -> Shards:
-        """`(o, 1, 1)`: each option a candidate of one rank and one table."""
+        """`(o, 1, 1)`: each option a candidate of one rank and one table, its largest shard."""
         row_split = self.of_kind("row_wise")
         staged = self.of_kind("table_row_wise", "grid_shard")
         replicated = self.of_kind("data_parallel")
-        fields = {n: _alone(getattr(self, n)) for n in ("rows", "dim", "pooling", "skew", "cache_ratio")}
+        fields = {n: _alone(getattr(self, n)) for n in ("rows", "dim", "skew", "cache_ratio")}
         return Shards(
             **fields,
+            pooling=_alone(self.most_pooling),
             pooled=_alone(~row_split & ~staged & ~replicated),
             row_split=_alone(row_split),
             staged=_alone(staged),
@@ -95,6 +98,7 @@ def splits_of(
         np.array([r[i] for r in rows]) for i in (0, 2, 3, 4, 5, 6, 7, 8)
     )
     replicated = np.array(kinds) == "data_parallel"
+    pooling = np.array([t.pooling_factor for t in tables])[at]
     return Splits(
         kinds=kinds,
         table=at.astype(np.int64),
@@ -102,7 +106,8 @@ def splits_of(
         count=count.astype(np.int64),
         rows=shard_rows.astype(np.float64),
         dim=dim.astype(np.float64),
-        pooling=np.array([t.pooling_factor for t in tables])[at] / parts,
+        pooling=pooling / parts,
+        most_pooling=pooling * shard_rows / np.array([t.num_embeddings for t in tables])[at],
         skew=np.array([t.skew for t in tables])[at],
         batch=np.where(replicated, training.global_batch / system.world_size, float(training.global_batch)),
         held=np.maximum(held, 1.0),

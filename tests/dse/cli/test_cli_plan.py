@@ -222,8 +222,8 @@ def test_limits_that_the_bound_does_not_know_go_by_the_tables(tmp_path: Path) ->
     limits.write_text("ranks: [{ranks: 4-7, slowness: 3}]\n")
     slower = planned(DESIGN, *QUICK, "--limits", limits)
     assert "iteration time of this plan" not in slower["facts"]
-    result = call(DESIGN, *QUICK, "--limits", limits, "--export", "torchrec", code=2)
-    assert "do not go with --export" in result.stderr
+    exported = call(DESIGN, *QUICK, "--limits", limits, "--export", "torchrec")
+    assert "def sharding_plan" in exported.stdout
 
 
 def test_a_design_that_fits_nowhere() -> None:
@@ -306,3 +306,58 @@ def test_odd_instances_are_refused(cap: float, tables: list[Any], said: str, tmp
     file = tmp_path / "odd.json"
     file.write_text(json.dumps({"ws": 2, "lws": 2, "cap": cap, "tables": tables}))
     assert said in call("--instance", file, "--time-limit", "1", code=3).stderr
+
+
+# --- limits that contradict, or that another way ignores ---------------------------------------------------
+
+ALONE = (
+    DESIGN,
+    "--set",
+    "model.tables=criteo_dlrm_mlperf",
+    "--set",
+    "system.world_size=1",
+    "--time-limit",
+    "1",
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "said"),
+    [
+        ("hbm_gib: 20\n", 3, "under the limits"),
+        ("kinds: [{forbid: [table_wise]}]\n", 2, "no kind of sharding"),
+        ("pin: [{table: table_00, ranks: [1]}]\n", 2, "there are 1 ranks"),
+        ("hbm_gib: 40\n", 0, ""),
+    ],
+)
+def test_limits_hold_on_one_rank_too(limits: str, code: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "limits.yaml").write_text(limits)
+    assert said in call(*ALONE, "--limits", tmp_path / "limits.yaml", code=code).output
+
+
+@pytest.mark.parametrize("what", [(DESIGN,), ("--instance", MULTI_HOT)])
+def test_pins_that_exclude_one_another(what: tuple[object, ...], tmp_path: Path) -> None:
+    table = "table_00" if what[0] == DESIGN else "table_0"
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(f"pin: [{{table: {table}, ranks: [0]}}, {{table: {table}, ranks: [1]}}]\n")
+    result = call(*what, "--limits", limits, *QUICK, code=2)
+    assert f"the limits leave table '{table}' no" in result.stderr
+    assert "limits.yaml:1:" in result.stderr
+
+
+def test_an_imported_plan_is_not_ignored(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("ranks: [{ranks: 4-7, slowness: 3}]\n")
+    result = call(DESIGN, *QUICK, "--limits", limits, "--import", tmp_path / "plan.json", code=2)
+    assert "`slowness` does not go with --import" in result.stderr
+
+
+def test_too_little_host_memory(tmp_path: Path) -> None:
+    hosted = whole(1) | {"kernel": "fused_uvm", "sh": [[1, 0, 1, 0, 0.1, 3]]}
+    file, limits = tmp_path / "odd.json", tmp_path / "limits.yaml"
+    file.write_text(json.dumps({"ws": 2, "lws": 2, "cap": 1, "tables": [[hosted], [hosted]]}))
+    limits.write_text("host_gib: 5\nhbm_gib: 0.9\n")
+    result = call("--instance", file, "--limits", limits, "--time-limit", "1", code=3)
+    assert "machine 0 needs 6.0 GiB of its 5.0 GiB of host memory" in result.stderr
+    assert "1. The limits without their section `host_gib`." in result.stderr
+    assert "hbm_gib" not in result.stderr
