@@ -157,6 +157,7 @@ def _kept_options(
 ) -> Mask:
     """`(o,)`: options that kinds and pins leave; a pinned table takes no option that needs ranks of its own choice."""
     types, kernels = np.array(labels.types), np.array(labels.kernels)
+    words = np.array([k.partition("@")[0] for k in labels.kernels])  # a cache of any ratio
     table = problem.table_of_option
     kept = np.ones(problem.num_options, dtype=bool)
     for entry in limits.kinds:
@@ -166,7 +167,8 @@ def _kept_options(
         if entry.forbid is not None:
             kept &= ~(concerned & np.isin(types, entry.forbid))
         if entry.forbid_kernels is not None:
-            kept &= ~(concerned & np.isin(kernels, entry.forbid_kernels))
+            forbidden = np.isin(kernels, entry.forbid_kernels) | np.isin(words, entry.forbid_kernels)
+            kept &= ~(concerned & forbidden)
     everywhere = np.asarray(allowed.all(axis=1))[table]
     fixed = np.isin(problem.where, (Where.ALL, Where.HOST))
     kept &= everywhere | ~fixed

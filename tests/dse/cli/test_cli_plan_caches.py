@@ -117,6 +117,30 @@ def test_no_more_tables_on_the_host_than_its_memory_holds(large: Path, tmp_path:
     assert "--cache-ratio" not in refused.stderr
 
 
+@pytest.mark.parametrize("kernel", ["fused_uvm_caching", "fused_uvm_caching@0.1"])
+def test_a_table_is_kept_on_the_device(kernel: str, large: Path, tmp_path: Path) -> None:
+    free = planned(large, "--cache-ratio", "0.1")
+    cached = [t["table"] for t in free["tables"] if t["cache_ratio"] is not None]
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(f"kinds: [{{tables: [{cached[0]}], forbid_kernels: [{kernel}]}}]\n")
+    tables = {t["table"]: t for t in planned(large, "--cache-ratio", "0.1", "--limits", limits)["tables"]}
+    assert tables[cached[0]]["cache_ratio"] is None
+    assert any(t["cache_ratio"] for t in tables.values())
+
+
+def test_under_limits_a_cache_is_a_remedy_too(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("hbm_gib: 7\n")
+    refused = call(DESIGN, *QUICK, "--limits", limits, code=3)
+    assert "1. Without --limits the tables fit" in refused.stderr
+    named = re.search(
+        r"2\. Tables in host memory behind a cache: `--cache-ratio ([\d.]+)` fits", refused.stderr
+    )
+    assert named is not None, refused.stderr
+    answer = planned(DESIGN, "--limits", limits, "--cache-ratio", named[1])
+    assert all(r["hbm_gib"] <= 7 for r in answer["ranks"])
+
+
 def test_a_smaller_cache_is_the_remedy_for_one_too_large(large: Path) -> None:
     refused = call(large, *QUICK, "--cache-ratio", "0.9", code=3)
     assert "`--cache-ratio 0.3` fits" in refused.stderr
