@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from perfcore.design.design import Design
     from perfcore.predictor import Predictor
 
-REMEDY_RATIOS = (0.3, 0.1, 0.03, 0.01)  # of caches to try where nothing fits; a larger one is faster
+REMEDY_RATIOS = (0.3, 0.1, 0.03, 0.01)  # of caches to try where nothing fits; a larger one misses less often
+_ON_HOST = "tables in host memory"
 _MEMORY_S = 2.0  # for each remedy that is tried out
 _CACHE_S = 5.0  # ... of a cache, which is priced as well
 
@@ -95,6 +96,8 @@ def planned_by_tables(
     placed = replace(design, sharding=plan_of_assignment(instance, solved.assignment))
     us = None if _slower_ranks(document) else predictor.iteration_time_us(placed)
     facts = {**solved.report.facts, **_facts(instance, solved.assignment, placed, us)}
+    if not (document is not None and by_tables(document.value)):
+        facts.setdefault(_ON_HOST, "none: without --cache-ratio the plan is certified by its iteration time")
     return PlannedByTables(replace(solved.report, facts=facts), placed.sharding, us)
 
 
@@ -163,7 +166,7 @@ def _facts(instance: Instance, answer: Assignment, placed: Design, us: float | N
     on_host = [t for t in placed.sharding.tables if t.kernel in ON_HOST]
     if on_host:
         held = loads_of(instance.problem(Objective.CRITICAL_PATH), answer).host_bytes
-        facts["tables in host memory"] = (
+        facts[_ON_HOST] = (
             f"{len(on_host)} of {len(instance.names)}, {held.max() / BYTES_PER_GIB:.1f} of "
             f"{instance.host_capacity_bytes / BYTES_PER_GIB:.1f} GiB on the fullest machine"
         )

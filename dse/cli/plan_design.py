@@ -17,7 +17,7 @@ from dse.placement.limits_schema import LimitsFile
 from dse.placement.report import Certificate, OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report_files import DESIGN
 from dse.yaml_loader import Document
-from perfcore.design.sharding import ShardingPlan
+from perfcore.design.sharding import ComputeKernel, ShardingPlan, ShardingType
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _table_line(choice: TableChoice, held_bytes: float) -> TableLine:
     return TableLine(
         name=choice.table,
         type=str(choice.type),
-        kernel="",
+        kernel=_kernel(choice.type),
         ranks=choice.ranks,
         events_ms={},
         rank_ms=all_ranks_ms / len(set(choice.ranks)),
@@ -184,11 +184,16 @@ def _table_line(choice: TableChoice, held_bytes: float) -> TableLine:
     )
 
 
+def _kernel(kind: ShardingType) -> str:
+    """Of the plan search's options: replicas have a dense gradient, the others update as they go."""
+    return str(ComputeKernel.DENSE if kind is ShardingType.DATA_PARALLEL else ComputeKernel.FUSED)
+
+
 def _other(found: Alternative) -> OtherWay:
     fits = found.iteration_time_us != float("inf")
     return OtherWay(
         type=str(found.type),
-        kernel="",
+        kernel=_kernel(found.type),
         shards=len(found.ranks),
         change_ms=found.effect_us / US_PER_MS if fits else 0.0,
         missing_gib=0.0 if fits else float("inf"),

@@ -195,6 +195,8 @@ def test_a_design_is_planned_by_its_iteration_time(tmp_path: Path) -> None:
     assert len(answer["tables"]) == 26
     assert len({e["name"] for e in answer["events"]}) == len(answer["events"])
     assert any(t["alternatives"] for t in answer["tables"])
+    kernels = {t["kernel"] for t in answer["tables"] if t["type"] != "data_parallel"}
+    assert kernels == {"fused"}
     assert all(r["hbm_gib"] <= r["capacity_gib"] for r in answer["ranks"])
     assert "everything beside the tables" in (tmp_path / "plan" / "report.html").read_text()
 
@@ -326,7 +328,7 @@ ALONE = (
     [
         ("hbm_gib: 20\n", 3, "under the limits"),
         ("kinds: [{forbid: [table_wise]}]\n", 2, "no kind of sharding"),
-        ("pin: [{table: table_00, ranks: [1]}]\n", 2, "there are 1 ranks"),
+        ("pin: [{table: table_00, ranks: [1]}]\n", 2, "there is rank 0 alone, but got 1"),
         ("hbm_gib: 40\n", 0, ""),
     ],
 )

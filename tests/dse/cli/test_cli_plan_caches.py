@@ -102,6 +102,7 @@ def test_the_iteration_time_is_that_of_the_plan(large: Path) -> None:
     # Rows over the host's link take longer than rows on the device.
     on_device = tuple(replace(t, kernel=ComputeKernel.FUSED, cache_ratio=None) for t in found.plan.tables)
     without = replace(design, sharding=ShardingPlan(on_device))
+    assert found.iteration_time_us is not None
     assert found.iteration_time_us > predictor.iteration_time_us(without)
 
 
@@ -145,6 +146,12 @@ def test_a_smaller_cache_is_the_remedy_for_one_too_large(large: Path) -> None:
     refused = call(large, *QUICK, "--cache-ratio", "0.9", code=3)
     assert "`--cache-ratio 0.3` fits" in refused.stderr
     assert "GPUs instead of 2" in refused.stderr
+
+
+def test_where_no_table_needs_a_cache_it_says_so() -> None:
+    answer = planned(DESIGN, "--cache-ratio", "0.1")
+    assert {t["cache_ratio"] for t in answer["tables"]} == {None}
+    assert answer["facts"]["tables in host memory"].startswith("none: without --cache-ratio")
 
 
 def test_one_gpu_and_a_cache(large: Path) -> None:
