@@ -83,7 +83,7 @@ def make(wish: Wish, out: Path, *, as_json: bool) -> None:
         typer.echo(json.dumps(said))
     else:
         typer.echo(
-            f"{out}: {said['tables']} tables on {said['ranks']} rank{'s' * (wish.gpus > 1)}, {said['options']:,} options with {said['shards']:,} "
+            f"{out}: {said['tables']} table{'s' * (len(tables) > 1)} on {said['ranks']} rank{'s' * (wish.gpus > 1)}, {said['options']:,} options with {said['shards']:,} "
             f"shards, {said['capacity_gib']:.1f} GiB for tables on each rank. Next: dse plan --instance {out}"
         )
 

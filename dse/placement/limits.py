@@ -104,9 +104,12 @@ def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int,
     named = {("ranks", i): e.ranks for i, e in enumerate(limits.ranks)}
     for at, ranks in (named | {("pin", i): e.ranks for i, e in enumerate(limits.pin)}).items():
         if max(ranks) >= num_ranks:
-            problems.add(
-                (*at, "ranks"), f"there are {num_ranks} ranks, 0 to {num_ranks - 1}, but got {max(ranks)}"
+            there = (
+                f"there are {num_ranks} ranks, 0 to {num_ranks - 1}"
+                if num_ranks > 1
+                else "there is rank 0 alone"
             )
+            problems.add((*at, "ranks"), f"{there}, but got {max(ranks)}")
     seen: set[str] = set()
     for i, group in enumerate(limits.together):
         for j, name in enumerate(group):

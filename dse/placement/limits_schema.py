@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dse.schema import Positive, Rank, Section
+from dse.schema import MAX_WORLD_SIZE, Positive, Rank, Section
 
 TYPES = (
     "data_parallel",
@@ -30,11 +30,17 @@ Kind: TypeAlias = Literal[
 
 
 def _ranks(value: Any) -> Any:
-    """`8-15` means all of 8 to 15, both included; a single rank may stand without brackets."""
+    """`8-15` means all of 8 to 15, both included; a single rank may stand without brackets.
+
+    A range beyond all ranks is not written out, so that one mistake is told once.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return [value]
     found = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", value) if isinstance(value, str) else None
-    return list(range(int(found[1]), int(found[2]) + 1)) if found else value
+    if found is None:
+        return value
+    first, last = int(found[1]), int(found[2])
+    return [last] if last >= MAX_WORLD_SIZE else list(range(first, last + 1))
 
 
 RankList: TypeAlias = Annotated[list[Rank], BeforeValidator(_ranks), Field(min_length=1)]

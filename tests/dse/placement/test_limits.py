@@ -139,6 +139,7 @@ def test_a_limit_for_all_ranks_lowers_and_one_for_some_replaces() -> None:
     [
         ("pin: [{table: c, ranks: [0]}]", r"limits.yaml:1:15: pin.0.table: no table is called 'c'; the known ones are|no table is called 'c'"),
         ("pin: [{table: a, ranks: [2]}]", r"there are 2 ranks, 0 to 1, but got 2"),
+        ("ranks: [{ranks: 0-99999}]", r"ranks.0.ranks: input should be less than 65536, but got 99999$"),
         ("ranks: [{ranks: 0-5, slowness: 2}]", r"ranks.0.ranks: there are 2 ranks"),
         ("ranks: [{ranks: 5-0}]", r"ranks.0.ranks: 1 or more must be in the list"),
         ("ranks: [{ranks: [0], slowness: 0}]", r"slowness"),
