@@ -7,6 +7,7 @@ work give the same answer everywhere.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -147,7 +148,7 @@ class Search:
             if self.objective <= enough or (self.steps and time.perf_counter() >= until):
                 return
             before = self.overflow_bytes, self.objective
-            self.improve(int(min(CHUNK, work - self.steps)))
+            self.improve(min(CHUNK, math.ceil(work - self.steps) if work < np.inf else CHUNK))
             if (self.overflow_bytes, self.objective) < before:
                 self._gained_at = self.steps
 

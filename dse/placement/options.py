@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.placement.cost import Pieces, ShardCost
+from dse.placement.problem import Where
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
@@ -43,14 +44,6 @@ class Policy(StrEnum):
     DATA_PARALLEL = "data_parallel"
     DATA_PARALLEL_SMALL = "data_parallel_small"
     AUTO = "auto"
-
-
-class Where(IntEnum):
-    """Which ranks the shards of an option may take."""
-
-    ANY = 0  # each shard any rank; several may share one
-    ALL = 1  # one on every rank
-    HOST = 2  # one on every rank of one machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)

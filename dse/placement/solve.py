@@ -139,7 +139,7 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
         ranks_per_host=instance.ranks_per_host,
     )
     going = Search(problem, seed=seed)
-    going.run(work=_WORK / instance.num_tables, time_limit_s=np.inf)
+    going.run(work=_WORK // instance.num_tables, time_limit_s=np.inf)
     if going.overflow_bytes > 0:
         going.run(work=_WORK_TO_FIT, time_limit_s=np.inf)
     found = going.best
