@@ -60,8 +60,7 @@ def validate_run(
         UnsupportedError: the device is unknown or absent.
         MissingPackageError: torch is not installed.
     """
-    if top < 1 or not tolerance_pct > 0:
-        raise DseError(f"`top >= 1` and `tolerance_pct > 0` must hold, but got {top=}, {tolerance_pct=}.")
+    check_request(top=top, tolerance_pct=tolerance_pct)
     check_device(settings.device)
     from perfcore.measure.isolate import measure_isolated
     from perfcore.measure.record import environment
@@ -84,6 +83,16 @@ def validate_run(
         pricing=pricing,
         environment=environment(settings.device),
     )
+
+
+def check_request(*, top: int, tolerance_pct: float) -> None:
+    """Return when there is something to measure and a verdict to give.
+
+    Raises:
+        DseError: there is not.
+    """
+    if top < 1 or not tolerance_pct > 0:
+        raise DseError(f"`top >= 1` and `tolerance_pct > 0` must hold, but got {top=}, {tolerance_pct=}.")
 
 
 def report_samples(

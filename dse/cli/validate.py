@@ -79,11 +79,14 @@ def validate(
 ) -> None:
     """Train the best designs of a run for real, and report measured beside predicted iteration times."""
     from dse.errors import DseError, ValidationToleranceError
-    from dse.validate import check_device, validate_run
+    from dse.validate import check_device, check_request, validate_run
     from dse.validation_pricing import profile_pricing
 
     if recalibrate is not None and profile is None:
         raise DseError("`--recalibrate` needs `--profile`: the profile that is corrected.")
+    check_request(top=top, tolerance_pct=tolerance_pct)
+    if emit is not None and collect is not None:
+        raise DseError("--emit and --collect exclude one another: the folder is measured in between.")
     if emit is None and collect is None:
         check_device(device)
     from perfcore.measure.isolate import Settings

@@ -22,6 +22,16 @@ from perfcore.measure.reduce import Reduced, free_memory_bytes, reduce_design
 from perfcore.measure.world import World, joined
 
 TABLE_SHARE_OF_MEMORY = 0.5
+_POSITIVE = (
+    "min_iterations",
+    "max_seconds",
+    "time_limit_s",
+    "max_batch",
+    "max_rows",
+    "threads",
+    "max_ranks",
+)
+_SEEDS = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +67,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse settings under which nothing can be measured."""
-        for name in ("min_iterations", "max_seconds", "time_limit_s", "threads", "max_ranks"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise DesignError(f"`{name} > 0` must hold, but got {name}={value}.")
+        if not 0 <= self.seed < _SEEDS:
+            raise DesignError(f"`0 <= seed < 2**32` must hold, but got seed={self.seed}.")
 
 
 def measure_isolated(named: NamedDesign, settings: Settings) -> DesignSample:

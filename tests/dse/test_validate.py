@@ -245,6 +245,12 @@ def cli() -> Typer:
         ([], "holds no `designs/*.yaml`"),
         (["--top", "0"], "`top >= 1`"),
         (["--max-seconds", "0"], "`max_seconds > 0`"),
+        (["--max-batch", "0"], "`max_batch > 0`"),
+        (["--max-rows", "-5"], "`max_rows > 0`"),
+        (["--seed", "-1"], "`0 <= seed < 2**32`"),
+        (["--emit", "a", "--collect", "b"], "--emit and --collect exclude one another"),
+        (["--emit", "a", "--top", "0"], "`top >= 1`"),
+        (["--collect", "a", "--tolerance-pct", "nan"], "`tolerance_pct > 0`"),
     ],
 )
 def test_the_command_refuses_in_a_sentence(

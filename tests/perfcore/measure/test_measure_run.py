@@ -115,11 +115,21 @@ def test_caps_below_one_are_refused(caps: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"min_iterations": 0}, {"max_seconds": -1.0}, {"time_limit_s": float("nan")}]
-)
+    "bad",
+    [
+        {"min_iterations": 0}, {"max_seconds": -1.0}, {"time_limit_s": float("nan")}, {"max_batch": 0},
+        {"max_rows": -5}, {"max_ranks": 0}, {"threads": 0},
+    ],
+)  # fmt: skip
 def test_settings_that_measure_nothing_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(DesignError, match="> 0` must hold"):
         Settings(**bad)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_that_no_generator_takes_are_refused(seed: int) -> None:
+    with pytest.raises(DesignError, match=r"`0 <= seed < 2\*\*32` must hold"):
+        Settings(seed=seed)
 
 
 def test_a_design_is_measured_in_its_own_process() -> None:
