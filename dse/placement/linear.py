@@ -5,6 +5,7 @@ Letters: j columns, i rows.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -19,6 +20,9 @@ from dse.placement.problem import Array, Ints, Mask
 
 # What a bound of the branch-and-bound loses to the solver's feasibility tolerances.
 MIP_TOLERANCE = 1e-6
+# Between two looks for a signal, and what a solver that was told to stop has for it.
+_LOOK_S, _PATIENCE_S = 0.1, 5.0
+_INTERRUPTED = 130  # exit code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +128,27 @@ def _without_output() -> Iterator[None]:
         os.close(nowhere)
 
 
+def _run_interruptibly(solver: Any) -> None:
+    """Branch and bound in a thread of its own, so that Ctrl-C ends it: the main thread alone hears of signals."""
+    solver.HandleKeyboardInterrupt = True
+    solver.startSolve()
+    try:
+        while not solver.wait(_LOOK_S)[0]:
+            pass
+    except KeyboardInterrupt:
+        solver.cancelSolve()
+        if not solver.wait(_PATIENCE_S)[0]:
+            atexit.register(_leave)
+        raise
+
+
+def _leave() -> None:
+    """End the process at once: with a thread of HiGHS that cannot be stopped it would abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_INTERRUPTED)
+
+
 @dataclass(slots=True)
 class _Highs:
     program: Program
@@ -144,7 +169,10 @@ class _Highs:
             solution = highspy.HighsSolution()
             solution.col_value = list(start)
             solver.setSolution(solution)
-        solver.run()
+        if self.program.whole.any() and not self.relaxed:
+            _run_interruptibly(solver)
+        else:
+            solver.run()
         return solver
 
     def _model(self, highspy: Any) -> Any:
