@@ -87,7 +87,11 @@ def read_events(path: Path) -> tuple[dict[str, Any], Iterator[list[Any]]]:
     if array is None:
         whole = parse(data, origin=path.name)
         if not isinstance(whole, list):
-            found = f"an object with {', '.join(list(whole)[:5])}" if isinstance(whole, dict) else "no object"
+            found = (
+                f"an object with {', '.join(list(whole)[:5]) or 'nothing in it'}"
+                if isinstance(whole, dict)
+                else "no object"
+            )
             raise TraceError(
                 f"{path.name}: a Kineto trace has a list `traceEvents`, but there is none: this is {found}."
             )

@@ -175,6 +175,7 @@ def test_damaged_and_alien_files_are_named(tmp_path: Path) -> None:
         "short.json": (b'{"traceEvents": [{"ph"', "not JSON, or truncated"),
         "alien.json": (b'{"nodes": []}', "has a list `traceEvents`, but there is none"),
         "number.json": (b"3", "has a list `traceEvents`, but there is none"),
+        "nothing.json": (b"{}", "this is an object with nothing in it"),
         "empty.json": (b'{"traceEvents": [3, {}]}', "no profiled op among 2 events"),
         "binary.json": (b"\xff\xfe\x00\x01", "not JSON, or truncated"),
     }
