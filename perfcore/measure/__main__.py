@@ -11,6 +11,8 @@ from pathlib import Path
 
 from perfcore.errors import PerfcoreError
 
+NEEDED = ("torch", "numpy")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 2 the request is wrong, 130 interrupted."""
@@ -25,6 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except PerfcoreError as err:
         _say(f"{err.message} {err.hint or ''}".strip())
+        return 2
+    except ModuleNotFoundError as err:
+        if err.name not in NEEDED:
+            raise
+        _say(
+            f"Measuring needs {' and '.join(NEEDED)}, but {err.name} is missing. Install it: pip install {err.name}"
+        )
         return 2
     except KeyboardInterrupt:
         _say("interrupted; what was measured is kept, and the same command goes on")

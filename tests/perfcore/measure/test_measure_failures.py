@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -306,3 +307,13 @@ def test_collectives_that_fail_leave_the_rest(monkeypatch: pytest.MonkeyPatch, t
     done, refused = sweep._collectives(folder, device="cpu", budget_s=9.0, say=lambda _: None)
     assert (done, len(refused)) == (0, 2)
     assert not folder.collectives.exists()
+
+
+def test_a_machine_without_torch_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["collect", "--device", "cpu", "--out", str(tmp_path / "samples")]) == 2
+    assert "Measuring needs torch and numpy, but torch is missing. Install it: pip install torch" in (
+        capsys.readouterr().err
+    )
