@@ -38,7 +38,7 @@ INTRODUCTION = """## Kernel models
 Written by `make accuracy` from the errors that the bundled profiles state; `docs/profiles.md` says how they come about.
 GMAE is `exp(mean(ln(|predicted/measured - 1| + 4e-4)))`, MAPE the mean of |predicted/measured - 1|, both in percent, on rows
 that the fit has not seen (*split*). *Roofline* is the analytic estimate alone on the same rows; *published* are GMAE of published models of
-such kernels, on their own data.
+such kernels, on their own data. Iterations measured after a calibration: `docs/validation.md` (`make validate-cpu`).
 
 ![predicted over measured times, one panel a kernel and device](accuracy.png)
 
