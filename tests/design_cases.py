@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dse.placement.design_options import Options
-from dse.placement.problem import Where
+from dse.placement.design.options import Options
+from dse.placement.solver.problem import Where
 from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import System

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dse.placement.problem import Assignment, Problem, Where, loads_of
+from dse.placement.solver.problem import Assignment, Problem, Where, loads_of
 
 
 def every_place(problem: Problem, option: int, table: int) -> Iterator[tuple[int, ...]]:

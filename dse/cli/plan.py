@@ -10,7 +10,7 @@ import typer
 from dse.errors import DseError
 
 if TYPE_CHECKING:
-    from dse.placement.report import PlanReport
+    from dse.placement.report.build import PlanReport
 
 TORCHREC = "torchrec"
 DesignPath = Annotated[Path | None, typer.Argument(help="A design file.", show_default=False)]
@@ -239,7 +239,7 @@ def _show(report: PlanReport, out: Path | None, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        from dse.placement.report_files import report_json
+        from dse.placement.report.files import report_json
 
         typer.echo(json.dumps(report_json(report)))
     else:

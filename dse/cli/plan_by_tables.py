@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from dse.cli.plan_instance import solve_instance
 from dse.errors import DseError
-from dse.placement.certified import certify
-from dse.placement.design_limits import by_tables
-from dse.placement.design_shortage import design_remedies, instance_of_design, least_bytes
-from dse.placement.instance import Instance, Objective
-from dse.placement.labels import labels_of
-from dse.placement.limits import limited, unlimited
-from dse.placement.problem import Assignment, Problem, loads_of
-from dse.placement.report import PlanReport
-from dse.placement.shortage import Solve
+from dse.placement.design.limits import by_tables
+from dse.placement.design.shortage import design_remedies, instance_of_design, least_bytes
+from dse.placement.instances.instance import Instance, Objective
+from dse.placement.instances.labels import labels_of
+from dse.placement.instances.limits import limited, unlimited
+from dse.placement.instances.shortage import Solve
+from dse.placement.report.build import PlanReport
+from dse.placement.solver.certified import certify
+from dse.placement.solver.problem import Assignment, Problem, loads_of
 from dse.placement.torchrec.assigned import plan_of_assignment
 from perfcore.design.sharding import ON_HOST, ShardingPlan
 from perfcore.design.training import EmbeddingFusion
@@ -28,7 +28,7 @@ from perfcore.memory import memory_of
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
-    from dse.placement.limits_schema import LimitsFile
+    from dse.placement.instances.limits_schema import LimitsFile
     from dse.yaml_loader import Document
     from perfcore.design.design import Design
     from perfcore.predictor import Predictor

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dse.errors import DseError, NoFeasibleCandidateError, StorageError
-from dse.placement.design_limits import Transform, by_tables, design_transform
-from dse.placement.limits_schema import LimitsFile
-from dse.placement.report import Certificate, OtherWay, PlanReport, RankLine, TableLine
-from dse.placement.report_files import DESIGN
+from dse.placement.design.limits import Transform, by_tables, design_transform
+from dse.placement.instances.limits_schema import LimitsFile
+from dse.placement.report.build import Certificate, OtherWay, PlanReport, RankLine, TableLine
+from dse.placement.report.files import DESIGN
 from dse.yaml_loader import Document
 from perfcore.design.sharding import ComputeKernel, ShardingPlan, ShardingType
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
     from dse.cli.plan_by_tables import PlannedByTables
-    from dse.placement.certify import Alternative, CertifiedPlan, TableChoice
+    from dse.placement.design.certify import Alternative, CertifiedPlan, TableChoice
     from perfcore.design.design import Design
     from perfcore.predictor import Predictor
 
@@ -161,7 +161,7 @@ def _bytes(found: CertifiedPlan, design: Design) -> list[float]:
     """Memory of each table; on one rank, where there is nothing to choose, of the whole table."""
     if design.system.world_size > 1:
         return [choice.bytes for choice in found.tables]
-    from dse.placement.design_shortage import tables_problem
+    from dse.placement.design.shortage import tables_problem
 
     problem, _ = tables_problem(design)
     return [float(b) for b in problem.bytes]
@@ -255,7 +255,7 @@ def _load(request: Request) -> tuple[Design, Predictor]:
 
 
 def _certified(request: Request, design: Design, predictor: Predictor) -> CertifiedPlan:
-    from dse.placement.certify import plan_design
+    from dse.placement.design.certify import plan_design
 
     transform = _transform(request, design)
     try:
@@ -268,7 +268,7 @@ def _certified(request: Request, design: Design, predictor: Predictor) -> Certif
         )
     except NoFeasibleCandidateError:
         from dse.cli.plan_by_tables import cache_remedies, memory_solver
-        from dse.placement.design_shortage import design_refusal
+        from dse.placement.design.shortage import design_refusal
 
         cached = cache_remedies(design, predictor, _document(request), seed=request.seed)
         solve = memory_solver(request.seed)
@@ -289,7 +289,7 @@ def _by_tables(request: Request, document: Document[LimitsFile] | None) -> bool:
 
 
 def _document(request: Request) -> Document[LimitsFile] | None:
-    from dse.placement.limits import read_limits
+    from dse.placement.instances.limits import read_limits
 
     return None if request.limits is None else read_limits(request.limits)
 

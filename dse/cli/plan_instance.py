@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dse.errors import DseError, NoFeasibleCandidateError
-from dse.placement.instance import Instance, Objective, read_instance
-from dse.placement.labels import Labels, labels_of
-from dse.placement.limits import Limited, limited, read_limits, unlimited
-from dse.placement.limits_schema import LimitsFile
-from dse.placement.problem import Assignment, Problem
-from dse.placement.report import Certificate, PlanReport, report_of
+from dse.placement.instances.instance import Instance, Objective, read_instance
+from dse.placement.instances.labels import Labels, labels_of
+from dse.placement.instances.limits import Limited, limited, read_limits, unlimited
+from dse.placement.instances.limits_schema import LimitsFile
+from dse.placement.report.build import Certificate, PlanReport, report_of
+from dse.placement.solver.problem import Assignment, Problem
 
 if TYPE_CHECKING:
     from dse.yaml_loader import Document
@@ -68,7 +68,7 @@ def solve_instance(
         ConfigError: mistakes in the limits.
         NoFeasibleCandidateError: nothing fits.
     """
-    from dse.placement.certified import certify
+    from dse.placement.solver.certified import certify
 
     problem, labels = instance.problem(wanted), labels_of(instance, wanted)
     under = unlimited(problem, labels) if document is None else limited(problem, labels, document)
@@ -106,8 +106,8 @@ def _refusal(
     seed: int,
 ) -> NoFeasibleCandidateError:
     """What is missing, and remedies that were tried out: `more`, more memory, or one section of the limits less."""
-    from dse.placement.certified import certify
-    from dse.placement.shortage import capacity_remedy, fullest_share, refusal, shortage_of
+    from dse.placement.instances.shortage import capacity_remedy, fullest_share, refusal, shortage_of
+    from dse.placement.solver.certified import certify
 
     def solve(of: Problem) -> Assignment:
         return certify(of, time_limit_s=_MEMORY_S, seed=seed).assignment

@@ -12,7 +12,7 @@ import typer
 from dse.errors import DseError, StorageError
 
 if TYPE_CHECKING:
-    from dse.placement.instance import Instance
+    from dse.placement.instances.instance import Instance
     from perfcore.design.hardware import System
     from perfcore.design.model import EmbeddingTable
 
@@ -52,7 +52,7 @@ def make(wish: Wish, out: Path, *, as_json: bool) -> None:
         ConfigError, HardwareError: the tables or the system cannot be read, or do not go together.
         MissingPackageError: TorchRec's estimator needs torchrec.
     """
-    from dse.placement.instance import write_instance
+    from dse.placement.instances.instance import write_instance
 
     if wish.estimator not in ESTIMATORS:
         raise DseError(f"`--estimator` must be one of {', '.join(ESTIMATORS)}, but got {wish.estimator!r}.")
@@ -110,7 +110,7 @@ def _estimated(wish: Wish, tables: list[EmbeddingTable], system: System) -> Inst
         from dse.placement.torchrec import Job, estimate, machine_of
 
         return estimate(Job(tuple(tables), wish.batch_per_gpu, machine_of(system)))
-    from dse.placement.estimate import estimated_instance
+    from dse.placement.instances.estimate import estimated_instance
     from perfcore.design.training import Training
     from perfcore.profile.profile import load_profile, profile_for
 

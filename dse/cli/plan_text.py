@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
+from dse.placement.report.build import OtherWay, PlanReport, RankLine, TableLine
 from dse.report.words import gib, number
 
 MAX_TABLES, MAX_RANKS, MAX_EVENTS = 10, 8, 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dse.placement.planner import Planner, plan_for
-from dse.placement.solve import Placement, place
+from dse.placement.policy.place import Placement, place
+from dse.placement.policy.planner import Planner, plan_for
 
 __all__ = ["Placement", "Planner", "place", "plan_for"]

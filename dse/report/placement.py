@@ -14,8 +14,8 @@ import numpy as np
 
 from dse.errors import StorageError
 from dse.manifest import write_atomically
-from dse.placement.report import OtherWay, PlanReport, RankLine, TableLine
-from dse.placement.report_files import DESIGN, ranks_csv, report_json, tables_csv
+from dse.placement.report.build import OtherWay, PlanReport, RankLine, TableLine
+from dse.placement.report.files import DESIGN, ranks_csv, report_json, tables_csv
 from dse.report.markup import escaped, table_of
 from dse.report.placement_figures import draw_heat, draw_memory
 from dse.report.words import gib, number

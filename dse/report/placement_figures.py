@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dse.placement.problem import Array
-from dse.placement.report import PlanReport
+from dse.placement.report.build import PlanReport
+from dse.placement.solver.problem import Array
 from dse.report.figures import BLUE, FONT, GREY
 
 MANY_RANKS, READABLE_RANKS = 128, 32  # above which bars touch, and ticks are left to plotly

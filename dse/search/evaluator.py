@@ -17,7 +17,7 @@ from dse.constraints import margins_of
 from dse.grid import Grid, grid_of
 from dse.objective import metrics_of, objective_values
 from dse.placement import Planner
-from dse.placement.design_gap import DesignBounds
+from dse.placement.design.gap import DesignBounds
 from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory

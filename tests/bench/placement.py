@@ -134,8 +134,8 @@ NO_TORCHREC = (
 
 def run_case(case: Case) -> Figure:
     """Solve one case in this process."""
-    from dse.placement.certified import certify
-    from dse.placement.instance import Objective, read_instance
+    from dse.placement.instances.instance import Objective, read_instance
+    from dse.placement.solver.certified import certify
 
     warm_up()
     problem = (
@@ -155,8 +155,8 @@ def run_case(case: Case) -> Figure:
 
 def warm_up() -> None:
     """Load compiled code."""
-    from dse.placement.certified import certify
-    from dse.placement.instance import Objective, read_instance
+    from dse.placement.instances.instance import Objective, read_instance
+    from dse.placement.solver.certified import certify
 
     some = read_instance(INSTANCES / "synth_100x16_cw.json.gz")
     for objective in Objective:
@@ -165,7 +165,7 @@ def warm_up() -> None:
 
 def own_instance():
     """856 synthetic tables on 1,024 ranks by the project's own kernel and collective models."""
-    from dse.placement.estimate import estimated_instance
+    from dse.placement.instances.estimate import estimated_instance
     from dse.resolve import system_named
     from dse.table_csv import bundled_tables
     from perfcore.design.training import Training
@@ -181,7 +181,7 @@ def run_suite(count: int) -> dict[str, float]:
     import numpy as np
     from placement_tasks import any_fits, tasks
 
-    from dse.placement.certified import certify
+    from dse.placement.solver.certified import certify
 
     def solved(problem: Any, seconds: float) -> dict[str, Any]:
         found = certify(problem, time_limit_s=seconds, seed=0)

@@ -9,12 +9,12 @@ import numpy as np
 import scipy.optimize
 import scipy.sparse
 
-from dse.placement.estimate import estimated_instance
-from dse.placement.instance import Objective
-from dse.placement.labels import labels_of
-from dse.placement.limits import limited
-from dse.placement.limits_schema import LimitsFile
-from dse.placement.problem import Problem, Where
+from dse.placement.instances.estimate import estimated_instance
+from dse.placement.instances.instance import Objective
+from dse.placement.instances.labels import labels_of
+from dse.placement.instances.limits import limited
+from dse.placement.instances.limits_schema import LimitsFile
+from dse.placement.solver.problem import Problem, Where
 from dse.yaml_loader import parse_yaml
 from perfcore.design import hardware
 from perfcore.design.hardware import System

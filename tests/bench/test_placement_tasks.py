@@ -10,7 +10,7 @@ from placement import CASES, Figure, Target, put_table, reached, table_of
 from placement_oracle import every_assignment, random_problem
 from placement_tasks import any_fits, tasks
 
-from dse.placement.problem import Problem, loads_of
+from dse.placement.solver.problem import Problem, loads_of
 
 
 def with_equal_shards(problem: Problem) -> Problem:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dse.candidate import even_plan
 from dse.config import dump_design, load_design
 from dse.errors import ConfigError
-from dse.placement.options import Policy as PlacementPolicy
+from dse.placement.policy.options import Policy as PlacementPolicy
 from dse.schema import DesignFile, Policy
 from dse.table_csv import bundled_table_sets, bundled_tables, read_tables
 from perfcore.design.design import Design

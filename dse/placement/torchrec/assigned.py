@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dse.placement.instance import Instance, Objective
-from dse.placement.problem import Assignment, loads_of
+from dse.placement.instances.instance import Instance, Objective
+from dse.placement.solver.problem import Assignment, loads_of
 from dse.placement.torchrec.estimate import estimate
 from dse.placement.torchrec.job import Job
 from perfcore.design.sharding import COLUMN_PIECES, ComputeKernel, ShardingPlan, ShardingType, TableSharding

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from dse.placement.instance import Instance, Objective
-from dse.placement.problem import Assignment, Problem, loads_of
+from dse.placement.instances.instance import Instance, Objective
+from dse.placement.solver.problem import Assignment, Problem, loads_of
 from dse.placement.torchrec.assigned import Choice, assignment_of_choices, plan_of_assignment, price_ms
 from dse.placement.torchrec.comparison import DEFAULT, ITERATION, OURS, THEIRS, Comparison, PricedPlan, Tried
 from dse.placement.torchrec.estimate import estimate
@@ -183,7 +183,7 @@ def _tried(run: _Run) -> tuple[Tried, ...]:
 
 def _ours(run: _Run, objective: Objective, time_limit_s: float, seed: int) -> tuple[PricedPlan, Assignment]:
     """The solver's plan; TorchRec's best is one of its starts."""
-    from dse.placement.certified import certify
+    from dse.placement.solver.certified import certify
 
     theirs = run.best(objective)
     start = None if theirs is None else theirs[1]
@@ -211,7 +211,7 @@ def _by_iteration(
     seed: int,
 ) -> PricedPlan:
     """The plan with the shortest predicted iteration: the solver's own, or one of the others where that is shorter."""
-    from dse.placement.certify import plan_design
+    from dse.placement.design.certify import plan_design
 
     found = plan_design(design, predictor=predictor, seed=seed, time_limit_s=time_limit_s)
     costs = price_ms(job_of(design), found.plan) or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dse.placement.instance import Objective
+from dse.placement.instances.instance import Objective
 
 OURS, THEIRS = "dlrm-dse", "torchrec"
 ITERATION = "iteration_time"

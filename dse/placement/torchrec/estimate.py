@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from dse.placement.instance import Instance, instance_of_json
+from dse.placement.instances.instance import Instance, instance_of_json
 from dse.placement.torchrec.job import Job
 from dse.placement.torchrec.packages import quiet, require
 from perfcore.units import BYTES_PER_GIB

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dse.cli.plan_text import print_plan, short
-from dse.placement.instance import Objective, read_instance
-from dse.placement.labels import labels_of
-from dse.placement.limits import unlimited
-from dse.placement.problem import Assignment, Where, loads_of
-from dse.placement.report import Certificate, PlanReport, report_of
+from dse.placement.instances.instance import Objective, read_instance
+from dse.placement.instances.labels import labels_of
+from dse.placement.instances.limits import unlimited
+from dse.placement.report.build import Certificate, PlanReport, report_of
+from dse.placement.solver.problem import Assignment, Where, loads_of
 from dse.report.words import gib, number
 
 DATA = Path(__file__).parents[2] / "data" / "sharding_instances"

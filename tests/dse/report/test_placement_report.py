@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from dse.errors import StorageError
-from dse.placement.instance import Objective, read_instance
-from dse.placement.labels import labels_of
-from dse.placement.limits import limited, unlimited
-from dse.placement.limits_schema import LimitsFile
-from dse.placement.problem import Assignment, Problem, Where, loads_of
-from dse.placement.report import Certificate, PlanReport, report_of
-from dse.placement.report_files import ranks_csv, report_json, tables_csv
+from dse.placement.instances.instance import Objective, read_instance
+from dse.placement.instances.labels import labels_of
+from dse.placement.instances.limits import limited, unlimited
+from dse.placement.instances.limits_schema import LimitsFile
+from dse.placement.report.build import Certificate, PlanReport, report_of
+from dse.placement.report.files import ranks_csv, report_json, tables_csv
+from dse.placement.solver.problem import Assignment, Problem, Where, loads_of
 from dse.report.placement import page_of, write_plan
 from dse.yaml_loader import parse_yaml
 

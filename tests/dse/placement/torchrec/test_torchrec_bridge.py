@@ -10,7 +10,7 @@ from torchrec_cases import design_of, every_kind, sharding
 pytest.importorskip("torchrec.distributed", reason="TorchRec is not installed: make test-torchrec")
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRec's own, about itself
 
-from dse.placement.instance import read_instance  # noqa: E402
+from dse.placement.instances.instance import read_instance  # noqa: E402
 from dse.placement.torchrec import (  # noqa: E402
     Job,
     Machine,

@@ -8,8 +8,8 @@ from torchrec_cases import design_of, sharding
 pytest.importorskip("torchrec.distributed", reason="TorchRec is not installed: make test-torchrec")
 pytestmark = pytest.mark.filterwarnings("ignore")  # TorchRec's own, about itself
 
-from dse.placement.instance import Objective  # noqa: E402
-from dse.placement.problem import loads_of  # noqa: E402
+from dse.placement.instances.instance import Objective  # noqa: E402
+from dse.placement.solver.problem import loads_of  # noqa: E402
 from dse.placement.torchrec import Job, Machine, compare, compare_design, estimate, job_of  # noqa: E402
 from dse.placement.torchrec.assigned import (  # noqa: E402
     Choice,

@@ -1,0 +1,1 @@
+"""A design's plan by its predicted iteration time, with a lower bound over all plans."""

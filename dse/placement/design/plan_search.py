@@ -1,0 +1,292 @@
+"""The search for a design's plan, between a bound that rises and a best time that falls.
+
+Letters: n plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dse.placement.capacity import tables_capacity_bytes
+from dse.placement.design.bound import ClassBound
+from dse.placement.design.classes import class_bounds, refine
+from dse.placement.design.options import options_of
+from dse.placement.design.plan_time import PlanTimes
+from dse.placement.design.problem import (
+    DesignProblem,
+    Surrogate,
+    Transform,
+    rank_loads,
+    surrogate_of,
+    values_us,
+)
+from dse.placement.design.shard_costs import shard_costs
+from dse.placement.solver.alternatives import alternatives
+from dse.placement.solver.problem import Array, Assignment, loads_of
+from perfcore.design.design import Design
+from perfcore.design.sharding import ShardingPlan, TableSharding
+from perfcore.predictor import Predictor, feed_us
+
+PROVEN = 1e-4  # a plan within this share of the bound is the best there is, but for what is not worth knowing
+_SEARCH_SHARE = 0.15  # of the time left, for one search
+_LEAST_SEARCH_S = 0.05
+_ROUNDS = 12  # searches of one class
+_IDLE = 3  # rounds without a better plan, after which no more is looked for
+_WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
+_HEAVIEST = 20  # doublings
+_MOST_PRICED = 3e6  # plans times ranks times tables: of single changes that are priced whole
+_PRICED_AT_ONCE = 2e5  # likewise between two looks at the clock
+_MOST_CHANGES = 2.5e5  # single changes times ranks that are looked at
+_PROMISING = 1.05  # classes whose bound is within this factor of the least are searched first
+_SAME = 1e-9  # relative
+_REFUTED = 1e-6  # relative; by less, rounding may put a plan below its bound
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """One table of a plan split in another way.
+
+    Attributes:
+        table: position.
+        moved: its new sharding.
+        plan: the whole plan then.
+        estimate_us: its iteration time, by the critical cycle of the plan before.
+    """
+
+    table: int
+    moved: TableSharding
+    plan: ShardingPlan
+    estimate_us: float
+
+
+@dataclass(eq=False)
+class PlanSearch:
+    """The state of one call: bounds of all classes, and the best plan."""
+
+    design: Design
+    predictor: Predictor
+    seed: int
+    until: float
+    limits: Transform | None
+    plan: ShardingPlan | None = None
+    upper_us: float = np.inf
+    found: dict[int, Assignment] = field(default_factory=dict)
+    _known: dict[ShardingPlan, float] = field(default_factory=dict)
+    _changes: tuple[ShardingPlan, list[Change]] | None = None
+
+    def __post_init__(self) -> None:
+        """Options, their costs, and the first bounds."""
+        overheads = self.predictor.profile.overheads
+        self.options = options_of(self.design)
+        self.costs = shard_costs(self.options, self.predictor.cost, overheads)
+        self.problem = self._problem()
+        self.bounds = class_bounds(
+            self.options,
+            self.costs,
+            self.predictor.cost,
+            overheads,
+            capacity_bytes=self.problem.capacity_bytes,
+        )
+        self.feed_us = feed_us(self.design)
+        self.times = PlanTimes(self.predictor, self.design, self.options, self.costs)
+
+    def _problem(self) -> DesignProblem:
+        """What may be chosen; takes away from the options what the limits do."""
+        shards = self.costs.bytes[self.options.shard_probe]
+        most = np.maximum.reduceat(shards, self.options.first_shard[:-1])
+        capacity = np.full(self.design.system.world_size, tables_capacity_bytes(self.design))
+        problem = DesignProblem(self.options.options, most, capacity)
+        if self.limits is None:
+            return problem
+        limited = self.limits(problem)
+        left = set(limited.options)
+        self.options = self.options.restricted(np.array([o in left for o in self.options.options]))
+        return limited
+
+    @property
+    def left_s(self) -> float:
+        """Time left."""
+        return max(self.until - time.perf_counter(), 0.0)
+
+    @property
+    def lower_us(self) -> float:
+        """No plan is faster."""
+        least = min((b.lower_us for b in self.bounds), default=np.inf)
+        return max(min(least, self.upper_us), self.feed_us)
+
+    def run(self) -> None:
+        """Bound, search, improve, until the gap is closed or the time is up."""
+        self._refine()
+        idle = 0
+        for rounds in range(1, _ROUNDS + 1):
+            before = self.upper_us
+            for number in self._open_classes(promising=rounds == 1):
+                if self.left_s > 0 or self.plan is None:
+                    self._search(number, rounds)
+            if self.plan is None or self.closed or self.left_s <= 0:
+                break
+            self._close_in(rounds)
+            idle = 0 if self.upper_us < before else idle + 1
+            if idle == _IDLE:
+                break
+        if self.plan is not None and self.left_s > 0 and self._improve():
+            self._close_in(1)
+
+    @property
+    def closed(self) -> bool:
+        """No better plan is worth looking for."""
+        return self.upper_us <= self.lower_us * (1 + PROVEN)
+
+    def _refine(self) -> None:
+        refine(self.bounds, upper_us=self.upper_us, seconds_left=lambda: self.left_s)
+
+    def _close_in(self, rounds: int) -> None:
+        """Bound again the classes that may hold a better plan, knowing the time of the best one."""
+        for number in self._open_classes():
+            if self.left_s > 0:
+                self.bounds[number].close_in(
+                    self.upper_us,
+                    seconds_left=lambda: self.left_s,
+                    whole_s=_WHOLE_SHARE * self.left_s * rounds,
+                )
+
+    def _open_classes(self, *, promising: bool = False) -> list[int]:
+        """Classes whose bound leaves room for a better plan, the one with most room first; or those with much."""
+        order = sorted(range(len(self.bounds)), key=lambda i: self.bounds[i].lower_us)
+        most = self.upper_us * (1 - PROVEN)
+        if promising and order:
+            least = self.bounds[order[0]].lower_us
+            most = min(most, least * _PROMISING)
+        return [i for i in order if self.bounds[i].lower_us < most]
+
+    def _search(self, number: int, rounds: int) -> None:
+        """One search of a class: at the linear program's solution, later at the plan that the last one found."""
+        from dse.placement.solver.search import search
+
+        bound = self.bounds[number]
+        if bound.lower_us >= self.upper_us * (1 - PROVEN):
+            return  # since the list was made
+        # Every other search begins anew, from what the linear program would choose.
+        start = self._start(number) if rounds % 2 == 0 or number not in self.found else None
+        surrogate = self.surrogate(bound, start)
+        found = search(
+            surrogate.problem,
+            seed=self.seed + rounds - 1,
+            time_limit_s=max(_SEARCH_SHARE * self.left_s, _LEAST_SEARCH_S),
+            start=start,
+            options=bound.options_of_shares(),
+            enough=bound.lower_us - surrogate.constant_us,
+        )
+        if loads_of(surrogate.problem, found).overflow_bytes(surrogate.problem) <= 0:
+            self.found[number] = found
+            self.offer([bound.options.plan(found.option, found.ranks)])
+
+    def _start(self, number: int) -> Assignment | None:
+        """The best plan, if it is of the class, or else the class's last one."""
+        bound = self.bounds[number]
+        if self.plan is not None:
+            option = bound.options.chosen(self.plan)
+            if option is not None and set(bound.options.flag[option]) == set(bound.kinds):
+                return Assignment(option, tuple(t.ranks for t in self.plan.tables))
+        return self.found.get(number)
+
+    def surrogate(self, bound: ClassBound, at: Assignment | None) -> Surrogate:
+        """The cut at an assignment, or at the linear program's solution, as a problem.
+
+        Where the critical cycle runs through what no plan changes, tables are made heavier until it does not: all plans
+        are alike, and the one with small loads is preferred.
+        """
+        values, bytes_at = bound.values() if at is None else values_us(bound, rank_loads(bound, at))
+        for _ in range(_HEAVIEST):
+            _, cut = bound.program.cut(values)
+            if cut.segments:
+                break
+            values = 2 * values
+        return surrogate_of(bound, cut, bytes_at, self.problem)
+
+    def offer(self, plans: Sequence[ShardingPlan]) -> Array:
+        """`(n,)` predicted times of plans that fit; the best so far is kept."""
+        times_us = self.priced(plans)
+        for plan, time_us in zip(plans, times_us.tolist(), strict=True):
+            self._check(plan, time_us)
+        i = int(np.argmin(times_us))
+        if times_us[i] < self.upper_us * (1 - _SAME):
+            self.plan, self.upper_us = plans[i], float(times_us[i])
+        return times_us
+
+    def _check(self, plan: ShardingPlan, time_us: float) -> None:
+        """A plan below the bound of its class would refute the bound: no gap may be told then.
+
+        Raises:
+            AssertionError: it is below.
+        """
+        option = self.options.chosen(plan)
+        kinds = None if option is None else tuple(sorted(set(self.options.flag[option].tolist())))
+        for bound in self.bounds:
+            if bound.kinds == kinds and time_us < bound.lower_us * (1 - _REFUTED):
+                raise AssertionError(f"a plan takes {time_us} µs, but the bound says {bound.lower_us} µs")
+
+    def priced(self, plans: Sequence[ShardingPlan]) -> Array:
+        """`(n,)` predicted times, remembered."""
+        new = [p for p in dict.fromkeys(plans) if p not in self._known]
+        self._known.update(zip(new, self.times(new).tolist(), strict=True))
+        return np.array([self._known[p] for p in plans])
+
+    def at_plan(self) -> tuple[ClassBound, Assignment]:
+        """The best plan in the class of most kinds that knows its options."""
+        assert self.plan is not None
+        for bound in sorted(self.bounds, key=lambda b: -len(b.kinds)):
+            option = bound.options.chosen(self.plan)
+            if option is not None:
+                return bound, Assignment(option, tuple(t.ranks for t in self.plan.tables))
+        raise AssertionError("a plan is found in some class")
+
+    def _improve(self) -> bool:
+        """Price single changes of the best plan; whether one is better."""
+        before = self.upper_us
+        changes = self.changes()
+        step = max(1, int(_PRICED_AT_ONCE / self._size))
+        for first in range(0, min(len(changes), int(_MOST_PRICED / self._size)), step):
+            if self.left_s <= 0:
+                break
+            self.offer([c.plan for c in changes[first : first + step]])
+        return self.upper_us < before
+
+    @property
+    def _size(self) -> int:
+        return self.design.system.world_size * len(self.design.model.tables)
+
+    def known_us(self, plan: ShardingPlan) -> float | None:
+        """The predicted time of a plan that was priced."""
+        return self._known.get(plan)
+
+    def changes(self) -> list[Change]:
+        """The best plan with one table split in another way, the most promising first; of many tables the heaviest."""
+        assert self.plan is not None
+        if self._changes is None or self._changes[0] != self.plan:
+            self._changes = self.plan, self._single_changes(self.plan)
+        return self._changes[1]
+
+    def _single_changes(self, plan: ShardingPlan) -> list[Change]:
+        bound, assignment = self.at_plan()
+        problem = self.surrogate(bound, assignment).problem
+        loads = loads_of(problem, assignment)
+        out = []
+        shards = problem.first_shard[np.append(assignment.option, assignment.option + 1)].reshape(2, -1)
+        heavy = np.argsort([-float(problem.cost[a:b].sum()) for a, b in shards.T], kind="stable")
+        looked_at = _MOST_CHANGES / problem.num_ranks * problem.num_tables / problem.num_options
+        many = max(1, int(looked_at))
+        for t in sorted(heavy[:many].tolist()):
+            for other in alternatives(problem, assignment, loads, t):
+                table = plan.tables[t]
+                option = bound.options.options[other.option]
+                moved = TableSharding(table.table, option.type, other.ranks)
+                tables = (*plan.tables[:t], moved, *plan.tables[t + 1 :])
+                estimate = self.upper_us + other.objective - loads.objective
+                fits = other.missing_bytes <= 0
+                out.append(Change(t, moved, ShardingPlan(tables), estimate if fits else np.inf))
+        return sorted((c for c in out if np.isfinite(c.estimate_us)), key=lambda c: c.estimate_us)

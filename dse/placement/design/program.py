@@ -1,0 +1,203 @@
+"""The linear program of one class of plans: see `dse.placement.design.bound` for what it says and why it is a bound.
+
+Letters: w ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from dse.placement.design.relaxed import Cut, Variable, transfer_us
+from dse.placement.solver.linear import Program as LinearProgram
+from dse.placement.solver.linear import Rows, Solved, solve_relaxed, solve_whole
+from dse.placement.solver.problem import Array, Ints
+from perfcore.cost.model import CostModel
+
+if TYPE_CHECKING:
+    from dse.placement.design.bound import ClassBound
+
+_GRID = 150  # points of a collective's curve
+Key: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What ways add to a segment (µs) or to a collective (bytes).
+
+    Attributes:
+        average: `(w,)` to every rank, if all shards are spread evenly.
+        largest: `(w,)` to some rank.
+        everywhere: `(w,)` to every rank in any case.
+        base: whatever the plan.
+    """
+
+    average: Array
+    largest: Array
+    everywhere: Array
+    base: float
+
+
+def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> tuple[Array, Array]:
+    """Corners of a convex, growing function that is nowhere above the collective's time between two sizes."""
+    high = max(high, low * (1 + 1e-9), 1.0)
+    start = max(low, high * 1e-7)
+    grid = np.geomspace(start, high, _GRID)
+    times = transfer_us(variable, grid, cost)
+    first = times[0] if low > 0 else 0.0
+    x, y = np.concatenate([[low], grid[1:]]), np.concatenate([[first], times[:-1]])
+    corners: list[int] = []
+    for i in range(len(x)):
+        while len(corners) > 1 and _right_turn(x, y, corners[-2], corners[-1], i):
+            corners.pop()
+        corners.append(i)
+    return x[corners], y[corners]
+
+
+def _right_turn(x: Array, y: Array, a: int, b: int, c: int) -> bool:
+    return bool((y[b] - y[a]) * (x[c] - x[a]) >= (y[c] - y[a]) * (x[b] - x[a]))
+
+
+class MasterProgram:
+    """Assembles a class's linear program. Columns: T, a share for each way, then as they are first used."""
+
+    def __init__(self, bound: ClassBound, cuts: Sequence[Cut]) -> None:
+        self._bound, self._cuts, self._rows = bound, cuts, Rows()
+        self._ways = 1 + np.arange(len(bound.options.ways.table))
+        self._high = [0.0, *np.ones(len(self._ways)).tolist()]
+        self._measures: dict[Key, int] = {}
+        self._transfers: dict[int, int] = {}
+
+    def solve(self, *, whole_s: float = 0.0) -> Solved:
+        """The least T with shares, whole ones if there is time; infinite where no plan satisfies memory and kinds."""
+        self._build()
+        program = self._program(0, 1.0, whole=whole_s > 0)
+        return solve_whole(program, time_limit_s=whole_s) if whole_s > 0 else solve_relaxed(program)
+
+    def bytes_within(self, v: int, upper_us: float) -> tuple[float, float]:
+        """The least and the most bytes of a collective in a plan that takes at most so long."""
+        self._build()
+        self._transfer(v)
+        column, scale = self._measures[(v,)], float(self._bound.hull(v)[0][-1])
+        self._high[0] = min(self._high[0], upper_us)
+        least, most = (solve_relaxed(self._program(column, sign)).bound for sign in (1.0, -1.0))
+        if np.isposinf(least) or np.isposinf(most):
+            return 0.0, -1.0  # there is no such plan
+        return max(least, 0.0) * scale, -most * scale
+
+    def _build(self) -> None:
+        for cut in self._cuts:
+            self._cut(cut)
+        self._choice()
+        self._memory_and_kinds()
+
+    def _program(self, column: int, sign: float, *, whole: bool = False) -> LinearProgram:
+        """Minimise one column, or maximise it where the sign is negative."""
+        high = np.array(self._high)
+        objective, wholes = np.zeros(len(high)), np.zeros(len(high), dtype=bool)
+        objective[column] = sign
+        wholes[self._ways] = whole
+        return self._rows.program(objective=objective, low=np.zeros(len(high)), high=high, whole=wholes)
+
+    def _cut(self, cut: Cut) -> None:
+        """T is at least what the cut says."""
+        columns, values, most = [0], [1.0], cut.constant_us
+        for weight, key in cut.segments:
+            columns.append(self._measure(key, scale=1.0))
+            values.append(-weight)
+            most += weight * self._high[columns[-1]]
+        for weight, v in cut.transfers:
+            columns.append(self._transfer(v))
+            values.append(-weight)
+            most += weight * self._high[columns[-1]]
+        self._row(columns, values, low=cut.constant_us)
+        self._high[0] = max(self._high[0], most)
+
+    def _measure(self, key: Key, *, scale: float) -> int:
+        """The column of a segment's length (or a collective's bytes in units of `scale`), with its rows."""
+        if key in self._measures:
+            return self._measures[key]
+        terms, starts = self._bound.terms(key), self._bound.starts
+        column = self._measures[key] = self._column(self._bound.most(terms) / scale)
+        shared = self._shared(terms.everywhere, scale)
+        extra = [] if shared is None else [shared]
+        head = [1.0, *([-1.0] * len(extra))]
+        base = terms.base / scale
+        self._row([column, *extra, *self._ways], [*head, *(-terms.average / scale)], low=base)
+        average = float(np.minimum.reduceat(terms.average, starts).sum())
+        # A table whose shards are all smaller than that is never more than the average.
+        large = np.flatnonzero(np.maximum.reduceat(terms.largest, starts) > average)
+        if len(large):
+            self._largest(large, [column, *extra], head, terms.largest / scale, base)
+        return column
+
+    def _largest(
+        self, tables: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
+    ) -> None:
+        """One row for each of these tables: its shard is on some rank."""
+        of_way = self._bound.options.ways.table
+        mine = np.flatnonzero(np.isin(of_way, tables))
+        rows = np.arange(len(tables))
+        self._rows.add(
+            np.concatenate([*([rows] * len(columns)), np.searchsorted(tables, of_way[mine])]),
+            np.concatenate([*(np.full(len(rows), c) for c in columns), self._ways[mine]]),
+            np.concatenate([*(np.full(len(rows), v) for v in values), -largest[mine]]),
+            count=len(rows),
+            low=low,
+        )
+
+    def _shared(self, everywhere: Array, scale: float) -> int | None:
+        """The column of what all ranks see, `None` for nothing."""
+        if not everywhere.any():
+            return None
+        most = float(np.maximum.reduceat(everywhere, self._bound.starts).sum()) / scale
+        column = self._column(most)
+        self._row([column, *self._ways], [1.0, *(-everywhere / scale)], low=0.0)
+        return column
+
+    def _transfer(self, v: int) -> int:
+        """The column of a collective's time, with its tangents."""
+        if v in self._transfers:
+            return self._transfers[v]
+        x, y = self._bound.hull(v)
+        scale = float(x[-1])
+        bytes_ = self._measure((v,), scale=scale)
+        slopes = np.diff(y) / np.diff(x)
+        most = float(y[-1] + slopes[-1] * scale * max(self._high[bytes_] - 1.0, 0.0))
+        column = self._transfers[v] = self._column(most)
+        for slope, x0, y0 in zip(slopes, x[:-1], y[:-1], strict=True):
+            self._row([column, bytes_], [1.0, -slope * scale], low=float(y0 - slope * x0))
+        return column
+
+    def _choice(self) -> None:
+        """Each table's shares add up to one."""
+        tables = self._bound.options.ways.table
+        self._rows.add(
+            tables, self._ways, np.ones(len(tables)), count=int(tables.max()) + 1, low=1.0, high=1.0
+        )
+
+    def _memory_and_kinds(self) -> None:
+        bound, ways = self._bound, self._bound.options.ways
+        held = bound.sums(bound.costs.bytes)[0]
+        scale = max(float(held.max()), 1.0)
+        self._row(self._ways, held / scale, high=bound.capacity_bytes / scale)
+        for kind in bound.kinds:
+            of_kind = self._ways[ways.flag == kind]
+            self._row(of_kind, np.ones(len(of_kind)), low=1.0)
+
+    def _column(self, most: float) -> int:
+        self._high.append(most)
+        return len(self._high) - 1
+
+    def _row(
+        self,
+        columns: Sequence[int] | Ints,
+        values: Sequence[float] | Array,
+        *,
+        low: float = -np.inf,
+        high: float = np.inf,
+    ) -> None:
+        self._rows.add(np.zeros(len(columns), dtype=np.int64), columns, values, count=1, low=low, high=high)

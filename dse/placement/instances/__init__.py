@@ -1,0 +1,1 @@
+"""Cost instances, limits and shortages of tables with priced options."""

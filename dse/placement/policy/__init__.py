@@ -1,0 +1,1 @@
+"""Placements of a design by a named policy, as a space asks for them by the hundred."""

@@ -1,0 +1,1 @@
+"""Placement problems in the abstract: bounds, branch and bound, local search."""

@@ -1,0 +1,181 @@
+"""A placement with the proof of how good it is: the search for a plan, and the bound that no plan goes below."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dse.placement.solver.bound import Bound, lower_bound
+from dse.placement.solver.dominance import Reduced, reduced
+from dse.placement.solver.exact import MOST_COLUMNS, size_of, solve_exactly
+from dse.placement.solver.problem import Array, Assignment, Ints, Problem, loads_of
+
+if TYPE_CHECKING:
+    from dse.placement.solver.anytime import Search
+
+# An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
+PROVEN = 1e-5
+# Shares of the time limit: for the first search of a large or a small problem, and for the bound with whole numbers.
+_SEARCH, _SMALL_SEARCH, _BOUND = 0.35, 0.1, 0.25
+
+# Of the gap, what branch and bound looks through first.
+_FIRST_PART = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certified:
+    """An assignment and what is known of it.
+
+    Attributes:
+        assignment: the best found; where nothing fits, the one with the least overflow.
+        objective: of the assignment.
+        lower_bound: no feasible assignment is below; infinite when it is proven that there is none.
+        feasible: the assignment is within all memory.
+        wall_s: time spent.
+        option_weights: `(o,)` share of each option in the relaxation: what a plan without ranks would choose.
+    """
+
+    assignment: Assignment
+    objective: float
+    lower_bound: float
+    feasible: bool
+    wall_s: float
+    option_weights: Array
+
+    @property
+    def gap_pct(self) -> float:
+        """By how much the objective may at most exceed the best one, in percent of the bound."""
+        if not self.feasible:
+            return np.inf
+        if self.objective <= self.lower_bound:
+            return 0.0
+        return 100.0 * (self.objective / self.lower_bound - 1.0) if self.lower_bound > 0 else np.inf
+
+    @property
+    def proven(self) -> bool:
+        """The assignment is the best there is, or it is proven that none fits."""
+        return self.gap_pct <= 100.0 * PROVEN if self.feasible else bool(np.isinf(self.lower_bound))
+
+
+def certify(
+    problem: Problem, *, time_limit_s: float = 10.0, seed: int = 0, start: Assignment | None = None
+) -> Certified:
+    """Place the tables and prove how far from the best the placement can be.
+
+    What cannot matter is dropped, a linear program bounds the objective and suggests options, local search places the
+    shards; then whole numbers tighten the bound, and small problems are solved to the end. Within the time limit;
+    the same seed gives the same answer as long as no step is cut off by it.
+
+    Args:
+        problem: what to place.
+        time_limit_s: of everything together, roughly.
+        seed: of the local search.
+        start: an assignment to improve on; the result is never worse than a feasible one.
+    """
+    began = time.perf_counter()
+    run = _Run(reduced(problem), began + time_limit_s, seed, start)
+    small = size_of(run.problem) <= MOST_COLUMNS
+    run.relax(0.0)
+    run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s)
+    if not run.closed:
+        run.relax(min(_BOUND * time_limit_s, run.left_s))
+    if not run.closed and small:
+        run.solve()
+    elif not run.closed:
+        run.search(run.left_s)
+    best = run.smaller.original(run.best)
+    if start is not None and _better(problem, start, best):
+        best = start
+    loads = loads_of(problem, best)
+    weights = np.zeros(problem.num_options)
+    if run.bound.weights is not None:
+        weights[run.smaller.option] = run.bound.weights
+    return Certified(
+        assignment=best,
+        objective=loads.objective,
+        lower_bound=run.bound.value,
+        feasible=_fits(problem, best),
+        wall_s=time.perf_counter() - began,
+        option_weights=weights,
+    )
+
+
+class _Run:
+    """The state of one call: the smaller problem, the best assignment, the best bound."""
+
+    def __init__(self, smaller: Reduced, until: float, seed: int, start: Assignment | None) -> None:
+        self.smaller, self.problem, self._until, self._seed = smaller, smaller.problem, until, seed
+        self._start = smaller.translated(start) if start is not None else None
+        self._going: Search | None = None
+        self.bound = Bound(0.0, None, None)
+        self.best: Assignment
+
+    @property
+    def left_s(self) -> float:
+        return max(self._until - time.perf_counter(), 0.0)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing better exists."""
+        if np.isinf(self.bound.value):
+            return True
+        return _fits(self.problem, self.best) and self._objective <= self.bound.value * (1 + PROVEN)
+
+    @property
+    def _objective(self) -> float:
+        return loads_of(self.problem, self.best).objective
+
+    def relax(self, time_limit_s: float) -> None:
+        """Bound the objective without ranks."""
+        found = lower_bound(self.problem, time_limit_s=time_limit_s)
+        known = self.bound
+        weights = known.weights if known.weights is not None else found.weights
+        self.bound = Bound(max(known.value, found.value), weights, found.events)
+
+    def search(self, time_limit_s: float) -> None:
+        """Improve the best assignment by local search, which goes on where it stopped."""
+        from dse.placement.solver.anytime import Search
+
+        if self._going is None:
+            options = _most_weight(self.problem, self.bound.weights)
+            self._going = Search(self.problem, seed=self._seed, start=self._start, options=options)
+        self._going.run(time_limit_s=time_limit_s, enough=self.bound.value * (1 + PROVEN / 2))
+        self.best = self._going.best
+
+    def solve(self) -> None:
+        """Branch and bound to the end, or to the time limit.
+
+        That nothing lies in the lower part of the gap is proven much sooner than that nothing lies in all of it.
+        """
+        for share in (_FIRST_PART, 1.0):
+            known = self.bound.value
+            fits = _fits(self.problem, self.best)
+            below = known + share * (self._objective - known) if fits else np.inf
+            found = solve_exactly(self.problem, below=below, bound=known, time_limit_s=self.left_s)
+            if found.assignment is not None and _better(self.problem, found.assignment, self.best):
+                self.best = found.assignment
+            self.bound = Bound(found.bound, self.bound.weights, self.bound.events)
+            if self.closed or not self.left_s:
+                return
+
+
+def _most_weight(problem: Problem, weights: Array | None) -> Ints | None:
+    """`(t,)` the option with the largest share of each table."""
+    if weights is None:
+        return None
+    parts = np.split(weights, problem.first_option[1:-1])
+    most: Ints = problem.first_option[:-1] + np.array([int(np.argmax(p)) for p in parts])
+    return most
+
+
+def _fits(problem: Problem, assignment: Assignment) -> bool:
+    return loads_of(problem, assignment).overflow_bytes(problem) <= 0.0
+
+
+def _better(problem: Problem, a: Assignment, b: Assignment) -> bool:
+    ours, theirs = loads_of(problem, a), loads_of(problem, b)
+    over = ours.overflow_bytes(problem), theirs.overflow_bytes(problem)
+    return (over[0], ours.objective) < (over[1], theirs.objective)
