@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -96,7 +97,7 @@ def _kernel(row: Mapping[str, Any], at: str) -> k.Kernel:
         raise ConfigError(f"{at}: `kind` must be one of {', '.join(KINDS)}, but got {name!r}.")
     kind = KINDS[name]
     values: dict[str, Any] = {}
-    hints = get_type_hints(kind, vars(k))
+    hints = _hints(kind)
     for field in fields(kind):
         column = RENAMED.get(kind, {}).get(field.name, field.name)
         text = (row.get(column) or "").strip()
@@ -106,6 +107,11 @@ def _kernel(row: Mapping[str, Any], at: str) -> k.Kernel:
             raise ConfigError(f"{at}: a {name} needs a value in column `{column}`.")
     kernel: k.Kernel = kind(**values)
     return kernel
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, vars(k))
 
 
 def _value(text: str, hint: Any, what: str) -> Any:
