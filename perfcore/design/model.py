@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfcore.design.checks import check_int
+from perfcore.design.checks import check_choice, check_int
 from perfcore.errors import DesignError
 
 MAX_WIDTH = 1_000_000
@@ -94,6 +94,8 @@ class Model:
 
     def __post_init__(self) -> None:
         """Refuse models that cannot be built."""
+        check_choice("interaction", self.interaction, Interaction)
+        check_choice("loss", self.loss, Loss)
         check_int("num_dense_features", self.num_dense_features, low=1, high=MAX_WIDTH)
         check_int("embedding_dim", self.embedding_dim, low=1, high=MAX_WIDTH)
         for where, widths in (("bottom_hidden", self.bottom_hidden), ("top_hidden", self.top_hidden)):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.design.checks import check_choice
 from perfcore.design.model import Model
 from perfcore.errors import DesignError
 
@@ -72,6 +73,8 @@ class TableSharding:
 
     def __post_init__(self) -> None:
         """Refuse a placement without, or with repeated, ranks, and a kernel that cannot be."""
+        check_choice("type", self.type, ShardingType)
+        check_choice("kernel", self.kernel, ComputeKernel)
         if not self.ranks or min(self.ranks) < 0:
             raise DesignError(f"Table {self.table!r} needs ranks >= 0, but got ranks={self.ranks}.")
         if self.type is ShardingType.TABLE_WISE and len(self.ranks) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfcore.design.checks import check_int
+from perfcore.design.checks import check_choice, check_int
 from perfcore.errors import DesignError
 
 MAX_GLOBAL_BATCH = 2**31 - 1
@@ -115,6 +115,12 @@ class Fusion:
 
     def __post_init__(self) -> None:
         """Refuse pairs that cannot run."""
+        check_choice("embedding", self.embedding, EmbeddingFusion)
+        check_choice("mlp", self.mlp, MlpFusion)
+        check_choice("interaction", self.interaction, InteractionFusion)
+        check_choice("optimizer", self.optimizer, OptimizerFusion)
+        check_choice("launches", self.launches, Launches)
+        check_choice("communication", self.communication, Communication)
         if not can_capture(self.launches, self.embedding):
             raise DesignError(f"{CAPTURE_RULE}, but got embedding={self.embedding}.")
 
@@ -148,6 +154,11 @@ class Training:
     def __post_init__(self) -> None:
         """Refuse impossible settings."""
         check_int("global_batch", self.global_batch, low=1, high=MAX_GLOBAL_BATCH)
+        check_choice("precision", self.precision, Precision)
+        check_choice("optimizer", self.optimizer, Optimizer)
+        check_choice("table_optimizer", self.table_optimizer, Optimizer)
+        check_choice("table_precision", self.table_precision, Precision)
+        check_choice("index_dtype", self.index_dtype, IndexType)
         if self.optimizer is Optimizer.ROWWISE_ADAGRAD:
             raise DesignError("`rowwise_adagrad` is an optimizer of tables, but `optimizer` names it.")
         if self.table_precision is Precision.TF32:

@@ -29,7 +29,11 @@ def predict_rows() -> list[dict[str, Any]]:
     rows = []
     with (HERE / "measured.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            overrides = [f"system.device={row['device']}", f"training.global_batch={row['global_batch']}"]
+            overrides = [
+                f"system.device={row['device']}",
+                f"training.global_batch={row['global_batch']}",
+                "training.program=dlrm_script",
+            ]
             design = load_design(DESIGNS / f"{row['design']}.yaml", overrides=overrides, place=plan_for)
             predictor = Predictor(profile_for(design.system.device, design.system.node))
             p = predictor.predict(design)

@@ -45,6 +45,15 @@ def test_fused_embeddings() -> None:
     assert_same(module.answers(rows), stored["speedups"])
 
 
+def test_gpu_levers() -> None:
+    module, stored = load("gpu_levers")
+    asked = (("b200-sxm",), ("nvidia_dlrm_small", "dlrm_default"))
+    rows = module.sweep(*asked)
+    kept = [r for r in stored["rows"] if r["gpu"] in asked[0] and r["workload"] in asked[1]]
+    assert_same(rows, kept)
+    assert_same(module.answers(stored["rows"]), stored["gains"])
+
+
 def test_published_end_to_end() -> None:
     module, stored = load("published_end_to_end")
     rows = module.predict_rows(("fused",))
