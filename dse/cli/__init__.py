@@ -16,6 +16,7 @@ COMMANDS = {
     "init": "init",
     "run": "run",
     "report": "report",
+    "compare": "compare",
     "predict": "predict",
     "explain": "predict",
     "plan": "plan",

@@ -154,7 +154,7 @@ def draw_pareto(points: Pareto) -> str:
         )  # fmt: skip
     figure.update_xaxes(title_text=points.x_label, type="log" if points.log_x else "linear")
     figure.update_yaxes(title_text=points.y_label)
-    return _html(figure, "pareto", height=520)
+    return html_of(figure, "pareto", height=520)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def draw_stacks(stacks: Stacks, *, div_id: str, limit: float | None = None) -> s
     figure.update_layout(barmode="stack", bargap=0.35)
     figure.update_yaxes(autorange="reversed", ticksuffix="  ")
     figure.update_xaxes(title_text=stacks.unit)
-    return _html(figure, div_id, height=170 + 42 * len(stacks.names))
+    return html_of(figure, div_id, height=170 + 42 * len(stacks.names))
 
 
 def draw_importance(importance: Importance) -> str:
@@ -227,10 +227,10 @@ def draw_importance(importance: Importance) -> str:
     figure.update_xaxes(
         title_text="share of the variance that the axis explains by itself (%)", rangemode="tozero"
     )
-    return _html(figure, "importance", height=140 + 34 * len(names))
+    return html_of(figure, "importance", height=140 + 34 * len(names))
 
 
-def _html(figure: Any, div_id: str, *, height: int) -> str:
+def html_of(figure: Any, div_id: str, *, height: int) -> str:
     """A fragment that needs plotly on the page; the same figure gives the same text."""
     import plotly.io
 

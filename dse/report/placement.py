@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ from dse.placement.report.build import OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report.files import DESIGN, ranks_csv, report_json, tables_csv
 from dse.report.markup import escaped, table_of
 from dse.report.placement_figures import draw_heat, draw_memory
+from dse.report.style import style
 from dse.report.words import gib, number
 
 MAX_TABLES, MAX_RANKS, MAX_OTHERS = 200, 64, 4
@@ -47,7 +47,7 @@ def page_of(report: PlanReport) -> str:
     template = Template(_resource("placement_template.html"))
     return template.substitute(
         title=escaped(f"{report.title}: placement"),
-        style=_style(),
+        style=style(),
         plotly=get_plotlyjs(),
         heading=escaped(report.title),
         subtitle=escaped(
@@ -71,13 +71,6 @@ def page_of(report: PlanReport) -> str:
 
 def _resource(name: str) -> str:
     return resources.files("dse.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _style() -> str:
-    """The style sheet of the design report: both pages look alike."""
-    found = re.search(r"<style>(.*?)</style>", _resource("template.html"), re.DOTALL)
-    assert found is not None, "the design report's template has a style sheet"
-    return found[1]
 
 
 def _headline(report: PlanReport) -> str:
