@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ class ComputeKernel(StrEnum):
 
 
 COLUMN_PIECES = frozenset({ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE})
+T = TypeVar("T", bound=np.generic)
+
+FLAGS = ("pooled", "row_split", "replicated", "staged")
 ON_HOST = frozenset({ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING})
 
 
@@ -180,48 +183,81 @@ def shards_of(
     """
     local = local_world_size or world_size
     _check_plan(plan, model, world_size=world_size, local_world_size=local)
-    shape = (world_size, len(model.tables))
-    fields: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name in ("rows", "dim", "pooling")}
-    flags = ("pooled", "row_split", "replicated", "staged", "dense", "host")
-    kinds = {name: np.zeros(shape, dtype=bool) for name in flags}
-    ratio = np.ones(shape)
-    for t, (table, dim, placed) in enumerate(zip(model.tables, model.table_dims, plan.tables, strict=True)):
-        ranks = list(placed.ranks)
-        dims, row_parts = _piece_dims(placed, dim, local), 1
-        match placed.type:
-            case ShardingType.TABLE_WISE | ShardingType.COLUMN_WISE | ShardingType.TABLE_COLUMN_WISE:
-                kinds["pooled"][ranks, t] = True
-            case ShardingType.ROW_WISE | ShardingType.TABLE_ROW_WISE | ShardingType.GRID_SHARD:
-                row_parts = local if placed.type is ShardingType.GRID_SHARD else len(ranks)
-                staged = placed.type is not ShardingType.ROW_WISE and world_size > local
-                kinds["staged" if staged else "row_split"][ranks, t] = True
-            case ShardingType.DATA_PARALLEL:
-                kinds["replicated"][:, t] = True
-        rows = np.resize(_pieces(table.num_embeddings, row_parts), len(ranks))
-        fields["rows"][ranks, t] = rows
-        np.add.at(fields["dim"], (ranks, t), dims)
-        fields["pooling"][ranks, t] = table.pooling_factor * rows / table.num_embeddings
-        on_host = placed.kernel in ON_HOST
-        kinds["dense"][ranks, t] = placed.kernel is ComputeKernel.DENSE and not kinds["replicated"][0, t]
-        kinds["host"][ranks, t] = on_host
-        ratio[:, t] = (placed.cache_ratio or 0.0) if on_host else 1.0
-    skew = np.array([table.skew for table in model.tables])
-    return Shards(**fields, **kinds, skew=np.broadcast_to(skew, shape), cache_ratio=ratio)
+    placed, tables = plan.tables, model.tables
+    counts = np.array([len(p.ranks) for p in placed])
+    # One row for each entry of each table's `ranks`.
+    t = np.repeat(np.arange(len(placed)), counts)
+    r = np.array([rank for p in placed for rank in p.ranks])
+    entry = np.arange(len(t)) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = r, t
+    shape = (world_size, len(tables))
+
+    row_parts = np.array([_row_parts(p, local) for p in placed])
+    whole = np.array([table.num_embeddings for table in tables])
+    rows = _piece(whole[t], row_parts[t], entry % row_parts[t])
+    grid = np.array([p.type is ShardingType.GRID_SHARD for p in placed])
+    pieces = np.array([_column_pieces(p, local) for p in placed])
+    piece = np.where(grid[t], entry // local, entry) % pieces[t]
+    dim = np.zeros(shape)
+    np.add.at(dim, at, _piece(np.array(model.table_dims)[t], pieces[t], piece))
+
+    flag = np.array([_flag(p.type, several=world_size > local) for p in placed])
+    kinds = {name: _at(at, flag[t] == name, shape) for name in FLAGS}
+    dense = np.array([p.kernel is ComputeKernel.DENSE for p in placed]) & (flag != "replicated")
+    on_host = np.array([p.kernel in ON_HOST for p in placed])
+    ratio = np.array([p.cache_ratio or 0.0 for p in placed])
+    pooling = np.array([table.pooling_factor for table in tables])
+    return Shards(
+        rows=_at(at, rows, shape),
+        dim=dim,
+        pooling=_at(at, pooling[t] * rows / whole[t], shape),
+        skew=np.broadcast_to(np.array([table.skew for table in tables]), shape),
+        dense=_at(at, dense[t], shape),
+        host=_at(at, on_host[t], shape),
+        cache_ratio=np.broadcast_to(np.where(on_host, ratio, 1.0), shape),
+        **kinds,
+    )
 
 
-def _piece_dims(placed: TableSharding, dim: int, local_world_size: int) -> NDArray[np.float64]:
-    """`(p,)` columns of each piece that `ranks` counts."""
-    count = len(placed.ranks)
-    if placed.type in COLUMN_PIECES:
-        return _pieces(dim, count)
-    if placed.type is ShardingType.GRID_SHARD:
-        return np.repeat(_pieces(dim, count // local_world_size), local_world_size)
-    return np.full(count, float(dim))
+def _at(
+    at: tuple[NDArray[np.int64], NDArray[np.int64]], values: NDArray[T], shape: tuple[int, int]
+) -> NDArray[T]:
+    """`(r, t)`: the values at those places, nothing elsewhere."""
+    out = np.zeros(shape, dtype=values.dtype)
+    out[at] = values
+    return out
 
 
-def _pieces(total: int, parts: int) -> NDArray[np.float64]:
-    """`(parts,)` near-equal integers that sum to `total`, the larger ones first."""
-    return np.array([total // parts + (p < total % parts) for p in range(parts)], dtype=np.float64)
+def _flag(kind: ShardingType, *, several: bool) -> str:
+    """The one of `FLAGS` that shards of a type have, on several machines or on one."""
+    match kind:
+        case ShardingType.TABLE_WISE | ShardingType.COLUMN_WISE | ShardingType.TABLE_COLUMN_WISE:
+            return "pooled"
+        case ShardingType.ROW_WISE:
+            return "row_split"
+        case ShardingType.TABLE_ROW_WISE | ShardingType.GRID_SHARD:
+            return "staged" if several else "row_split"
+        case ShardingType.DATA_PARALLEL:
+            return "replicated"
+        case _:
+            assert_never(kind)
+
+
+def _row_parts(placed: TableSharding, local_world_size: int) -> int:
+    match placed.type:
+        case ShardingType.ROW_WISE | ShardingType.TABLE_ROW_WISE:
+            return len(placed.ranks)
+        case ShardingType.GRID_SHARD:
+            return local_world_size
+    return 1
+
+
+def _piece(
+    total: NDArray[np.int64], parts: NDArray[np.int64], part: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The sizes of those parts of totals that are split as evenly as whole numbers allow, larger parts first."""
+    size: NDArray[np.float64] = (total // parts + (part < total % parts)).astype(np.float64)
+    return size
 
 
 def _check_plan(plan: ShardingPlan, model: Model, *, world_size: int, local_world_size: int) -> None:
