@@ -76,8 +76,9 @@ def seconds_of(text: str) -> float:
 
 def print_fitted(fitted: FittedProfile) -> None:
     """The profile's errors on what its fit had not seen."""
-    from rich.console import Console
     from rich.table import Table
+
+    from dse.cli._console import new_console
 
     table = Table(
         title="Errors on samples left out of the fit", title_justify="left", box=None, pad_edge=False
@@ -87,7 +88,7 @@ def print_fitted(fitted: FittedProfile) -> None:
         table.add_column(column, justify="right")
     for e in fitted.errors:
         table.add_row(e.kernel, str(e.n), f"{e.gmae_pct:.1f}", f"{e.mape_pct:.1f}")
-    console = Console()
+    console = new_console()
     console.print(table)
     if fitted.noisy > 0.1:
         console.print(

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from dse.report.comparison import Comparison
 
 TOP_ROWS = 12
-WIDE = 160  # columns
 
 
 def compare(
@@ -86,13 +85,10 @@ def to_json(found: Comparison) -> dict[str, Any]:
 
 
 def _print(found: Comparison) -> None:
-    from rich.console import Console
-
+    from dse.cli._console import new_console
     from dse.report.comparison_page import ratios_note
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = new_console()
     for part in (_runs(found), "", ratios_note(found), _ratios(found), "", _front(found), _common(found)):
         console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from dse.cli._console import new_console
 from perfcore.breakdown import OpCost
 from perfcore.design.design import Design
 from perfcore.graph.kernels import CollectiveKind
@@ -22,7 +23,7 @@ TEXT_COLUMNS = ("part", "ops")
 
 def print_prediction(design: Design, prediction: Prediction, interval_us: tuple[float, float]) -> None:
     """Headline, breakdown, ops, memory, and how far to trust it."""
-    console = Console()
+    console = new_console()
     _headline(console, design, prediction)
     low, high = (us / US_PER_MS for us in interval_us)
     console.print(f"Nine in ten measurements should lie within {low:.3f} to {high:.3f} ms.", highlight=False)
@@ -36,7 +37,7 @@ def print_explanation(
     design: Design, prediction: Prediction, effects: Sequence[WhatIf], timeline: Path | None
 ) -> None:
     """Headline, critical path, what-if table."""
-    console = Console()
+    console = new_console()
     _headline(console, design, prediction)
     console.print(_critical_path(console, prediction))
     console.print(_what_if(prediction, effects))

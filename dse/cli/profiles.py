@@ -86,10 +86,11 @@ def _entry(profile: Profile) -> dict[str, Any]:
 
 
 def _print(entry: dict[str, Any], *, detailed: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from dse.cli._console import new_console
+
+    console = new_console()
     console.print(f"{entry['name']}: {entry['description']}", markup=False, highlight=False)
     if not detailed:
         return
@@ -98,12 +99,18 @@ def _print(entry: dict[str, Any], *, detailed: bool) -> None:
     )
     columns = list(dict.fromkeys(key for error in entry["known_errors"] for key in error))
     for column in columns:
-        errors.add_column(column.replace("_", " "))
+        numeric = all(isinstance(error.get(column), (int, float)) for error in entry["known_errors"])
+        errors.add_column(column.replace("_", " "), justify="right" if numeric else "left")
     for error in entry["known_errors"]:
         errors.add_row(*(_cell(error[column]) for column in columns))
     console.print(errors)
+    sources = Table(title="Where the numbers come from", title_justify="left", box=None, pad_edge=False)
+    sources.add_column("kernels")
+    sources.add_column("source", overflow="fold")
     for kernel, source in entry["provenance"].items():
-        console.print(f"{kernel}: {source}", markup=False, highlight=False)
+        sources.add_row(kernel, source)
+    console.print()
+    console.print(sources)
 
 
 def _cell(value: Any) -> str:

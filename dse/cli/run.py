@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dse.study_config import StudyConfig
 
 TOP_ROWS = 12
-NARROW, WIDE = 120, 160  # columns
+NARROW = 120  # columns
 ALSO_SHOWN = ("iteration_time_ms", "samples_per_second", "hbm_gib", "certified_gap_pct")
 HEADS = {
     "time_per_sample_us": "µs per sample",
@@ -137,11 +137,9 @@ def _print(done: RunSummary, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(done.summary))
         return
-    from rich.console import Console
+    from dse.cli._console import new_console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = new_console()
     console.print(_title(done), markup=False, highlight=False, soft_wrap=True)
     for renderable in _table(done, narrow=console.width < NARROW), *_closing(done):
         console.print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))

@@ -176,8 +176,9 @@ CLOCKS = {"cpu_time": "CPU time of one thread", "wall": "wall time", "cuda_event
 
 
 def _print(report: ValidationReport) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from dse.cli._console import new_console
 
     clocks = dict.fromkeys(CLOCKS.get(d.clock, d.clock) for d in report.designs if d.clock)
     title = f"{report.run} on {report.environment['device']}"
@@ -189,7 +190,7 @@ def _print(report: ValidationReport) -> None:
     for d in report.designs:
         numbers = [_number(v) for v in (d.predicted_ms, d.measured_ms, d.spread_pct, d.error_pct)]
         table.add_row(d.name, str(d.ranks), *numbers, d.status)
-    console = Console()
+    console = new_console()
     console.print(table)
     worst = _worst(report)
     if worst is not None and worst.op_classes_ms:

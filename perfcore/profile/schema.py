@@ -146,7 +146,12 @@ def known_errors(profile: Section) -> tuple[KnownError, ...]:
     )
 
 
-def provenance(profile: Section) -> Mapping[str, str]:
-    """Kernel entry to the source of its numbers."""
+def provenance(profile: Section, folder: Path) -> Mapping[str, str]:
+    """Kernel entry to the source of its numbers; of collectives that were measured first, then of all others."""
     kernels = profile.section("kernels")
-    return {name: kernels.section(name).text("source") for name in kernels.names()}
+    sources = {name: kernels.section(name).text("source") for name in kernels.names()}
+    if "collectives" in profile:
+        measured = read_json(folder / profile.text("collectives")).text("source")
+        elsewhere = sources.get("collective")
+        sources["collective"] = f"{measured}; other machines: {elsewhere}" if elsewhere else measured
+    return sources

@@ -260,3 +260,8 @@ def test_a_time_scale_keeps_calibration_and_intervals(copy):
         assert scaled.log_error_90(kernel) == plain.log_error_90(kernel)
         assert scaled.calibration(kernel) is plain.calibration(kernel)
         assert scaled.predict_us([kernel])[0] == pytest.approx(1.5 * plain.predict_us([kernel])[0])
+
+
+def test_measured_collectives_are_named_as_a_source() -> None:
+    assert load_profile("h100-sxm").provenance["collective"].startswith("nccl-tests times")
+    assert load_profile("l40s").provenance["collective"].startswith("no measurement")
