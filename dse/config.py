@@ -150,6 +150,7 @@ def _training(entry: DesignFile) -> Training:
         read_loss=t.read_loss,
         synchronize=t.synchronize,
         index_dtype=t.index_dtype,
+        program=t.program,
     )
 
 

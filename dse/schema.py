@@ -20,6 +20,7 @@ from perfcore.design.training import (
     Optimizer,
     OptimizerFusion,
     Precision,
+    Program,
 )
 
 MAX_TABLES = 100_000
@@ -160,6 +161,7 @@ class DesignTraining(Section):
     read_loss: Flag = False
     synchronize: Flag = False
     index_dtype: IndexType = IndexType.INT64
+    program: Program = Program.PYTORCH
 
 
 class DesignFusion(Section):

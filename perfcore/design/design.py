@@ -27,6 +27,7 @@ from perfcore.design.training import (
     Optimizer,
     OptimizerFusion,
     Precision,
+    Program,
     Training,
 )
 from perfcore.errors import DesignError
@@ -57,6 +58,7 @@ class Design:
                 f"Tables in host memory need `embedding: table_batched`, but table {on_host[0].table!r} has the "
                 f"kernel {on_host[0].kernel} and embedding={self.fusion.embedding}."
             )
+        _check_program(self)
 
     @property
     def local_batch(self) -> int:
@@ -66,6 +68,63 @@ class Design:
     def with_system(self, system: System) -> Design:
         """The same job on other hardware of the same world size."""
         return replace(self, system=system)
+
+
+# What a published program has, by section and key.
+PROGRAMS: dict[Program, dict[str, dict[str, object]]] = {
+    Program.DLRM_SCRIPT: {
+        "model": {"interaction": Interaction.DOT},
+        "training": {
+            "precision": Precision.FP32,
+            "optimizer": Optimizer.SGD,
+            "table_optimizer": Optimizer.SGD,
+            "table_precision": Precision.FP32,
+        },
+        "fusion": {
+            "embedding": EmbeddingFusion.TABLE_BATCHED,
+            "mlp": MlpFusion.EAGER,
+            "interaction": InteractionFusion.EAGER,
+            "optimizer": OptimizerFusion.FOR_LOOP,
+            "launches": Launches.EAGER,
+        },
+        "system": {"world_size": 1},
+    },
+    Program.NVIDIA_EXAMPLE: {
+        "model": {"interaction": Interaction.DOT},
+        "training": {
+            "optimizer": Optimizer.SGD,
+            "table_optimizer": Optimizer.SGD,
+            "table_precision": Precision.FP32,
+            "pinned_input": True,
+        },
+        "fusion": {
+            "embedding": EmbeddingFusion.TABLE_BATCHED,
+            "mlp": MlpFusion.EAGER,
+            "interaction": InteractionFusion.FUSED,
+            "optimizer": OptimizerFusion.FUSED,
+        },
+        "system": {"world_size": 1},
+    },
+}
+
+
+def _check_program(design: Design) -> None:
+    program = design.training.program
+    for section, settings in PROGRAMS.get(program, {}).items():
+        for key, needed in settings.items():
+            got = getattr(getattr(design, section), key)
+            if got != needed:
+                raise DesignError(f"`program: {program}` needs `{key}: {needed}`, but got {key}={got}.")
+    if program is Program.PYTORCH:
+        return
+    if any(t.kernel is not ComputeKernel.FUSED for t in design.sharding.tables):
+        raise DesignError(f"`program: {program}` needs `kernel: fused` for every table.")
+    pooled = [t for t in design.model.tables if t.pooling_factor != 1.0]
+    if program is Program.NVIDIA_EXAMPLE and pooled:
+        raise DesignError(
+            f"`program: {program}` needs one lookup a sample, but table {pooled[0].name!r} has "
+            f"pooling_factor={pooled[0].pooling_factor}."
+        )
 
 
 def to_dict(design: Design) -> dict[str, Any]:
@@ -119,6 +178,7 @@ def _training(data: dict[str, Any]) -> Training:
         "table_optimizer": Optimizer,
         "table_precision": Precision,
         "index_dtype": IndexType,
+        "program": Program,
     }
     return Training(**data | {k: _member(kind, data[k]) for k, kind in kinds.items() if k in data})
 

@@ -72,6 +72,19 @@ class IndexType(StrEnum):
         return 4 if self is IndexType.INT32 else 8
 
 
+class Program(StrEnum):
+    """Whose ops an iteration has.
+
+    `PYTORCH`: a loop on PyTorch 2, with TorchRec's ops on several ranks. `DLRM_SCRIPT`: the reference script of
+    facebookresearch/dlrm under PyTorch 1.x with batched tables, as published runs of 2021 and 2022 trained it
+    (`perfcore.graph.script` says what differs). `NVIDIA_EXAMPLE`: that of NVIDIA's DeepLearningExamples (`perfcore.graph.nvidia`).
+    """
+
+    PYTORCH = "pytorch"
+    DLRM_SCRIPT = "dlrm_script"
+    NVIDIA_EXAMPLE = "nvidia_example"
+
+
 class Launches(StrEnum):
     """`CUDA_GRAPH`: the whole iteration is captured once and replayed by one launch."""
 
@@ -139,6 +152,7 @@ class Training:
         read_loss: the loop reads the loss (`.item()`) every iteration, which waits for the device.
         synchronize: the loop waits for the device at the end of every iteration, as benchmarks do.
         index_dtype: of the lookups' indices and offsets.
+        program: whose ops the iteration has.
     """
 
     global_batch: int
@@ -150,6 +164,7 @@ class Training:
     read_loss: bool = False
     synchronize: bool = False
     index_dtype: IndexType = IndexType.INT64
+    program: Program = Program.PYTORCH
 
     def __post_init__(self) -> None:
         """Refuse impossible settings."""
@@ -159,6 +174,7 @@ class Training:
         check_choice("table_optimizer", self.table_optimizer, Optimizer)
         check_choice("table_precision", self.table_precision, Precision)
         check_choice("index_dtype", self.index_dtype, IndexType)
+        check_choice("program", self.program, Program)
         if self.optimizer is Optimizer.ROWWISE_ADAGRAD:
             raise DesignError("`rowwise_adagrad` is an optimizer of tables, but `optimizer` names it.")
         if self.table_precision is Precision.TF32:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfcore.design.design import Design
 from perfcore.design.model import Interaction, Loss
 from perfcore.design.sharding import Shards, shards_of
-from perfcore.design.training import Fusion, IndexType, Optimizer, Precision, Training
+from perfcore.design.training import Fusion, IndexType, Optimizer, Precision, Program, Training
 
 Array = NDArray[np.float64]
 
@@ -31,6 +31,7 @@ class Structure:
     read_loss: bool
     synchronize: bool
     index_dtype: IndexType
+    program: Program
     distributed: bool
     fusion: Fusion
 
@@ -116,6 +117,7 @@ def structure_for(
         read_loss=training.read_loss,
         synchronize=training.synchronize,
         index_dtype=training.index_dtype,
+        program=training.program,
         distributed=distributed,
         fusion=fusion,
     )

@@ -28,6 +28,7 @@ from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Array
 from perfcore.graph.ops import Op, Region, WorkloadGraph
 from perfcore.graph.parts import AWAIT_COLLECTIVES
+from perfcore.graph.published import Published, after_graph
 from perfcore.graph.sizes import BOTTOM, TOP, Sizes
 
 
@@ -42,6 +43,7 @@ class DlrmBuilder:
         self._sizes = Sizes(dims)
         self._regions: dict[tuple[Hashable, ...], Region] = {}
         self._terms: dict[tuple[Hashable, ...], tuple[Array, ...]] = {}
+        self._published = Published(self._sizes)
 
     def graph(self, structure: Structure) -> WorkloadGraph:
         """The iteration of one structure: input, forward, loss, backward, optimizers."""
@@ -71,10 +73,14 @@ class DlrmBuilder:
             *self._optimizers(structure),
             *([] if captured else waits),
         )
+        regions = self._published.regions(structure, regions)
+        if captured:
+            first = [*after_graph(structure, regions), *first]
+            regions = (*first, *(r for r in regions if r not in first))
         return WorkloadGraph(
             tuple(r for r in regions if r.ops),
             num_ranks=self._sizes.dims.num_ranks,
-            captured_from=len(first) + 1 if captured else None,
+            captured_from=sum(bool(r.ops) for r in first) + 1 if captured else None,
         )
 
     def _synchronization(self, structure: Structure) -> list[Region]:

@@ -40,8 +40,13 @@ def input_copies(
         ),
         *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input, stream=stream) for n, _ in lookups),
         *(_copy((n,), n * index_dtype.bytes, pinned=pinned_input, stream=stream) for _, n in lookups),
-        _copy((batch, 1.0), batch * FP32_BYTES, pinned=pinned_input, stream=stream),
+        label_copy(sizes, pinned_input=pinned_input, stream=stream),
     )
+
+
+def label_copy(sizes: Sizes, *, pinned_input: bool, stream: Stream = Stream.COMPUTE) -> Op:
+    """`.to(device)` of the labels."""
+    return _copy((sizes.batch, 1.0), sizes.batch * FP32_BYTES, pinned=pinned_input, stream=stream)
 
 
 def forward(sizes: Sizes, loss: Loss, precision: Precision) -> tuple[Op, ...]:

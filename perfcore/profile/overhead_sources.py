@@ -9,8 +9,9 @@ A mean of host time is taken, per op and kind, from the first of these sources t
 3. two runs of 2021 (no correction), scaled to the figures;
 4. traces of 8 x V100 training a TorchRec DLRM, the profiler's cost taken off here, times the ratio of the hosts.
 
-Sources 1 to 3 dropped outliers, which biases means of heavy-tailed times: they are multiplied by what the same
-rule loses on traces. All factors are stored beside the values. The A100's table comes from a trace of its own; ops that
+Sources 1 to 3 dropped outliers, which biases means of heavy-tailed times: they are multiplied by what that took from
+them on the study's own host, whose table has T1 and T2 of DLRM with outliers and without (T3 and T5 lie inside ops as T2
+does, and take its factor). All factors are stored beside the values. The A100's table comes from a trace of its own; ops that
 it lacks are the V100's, scaled by the median ratio of the ops that both have.
 """
 
@@ -48,7 +49,7 @@ _SOURCES = {
     "V100": [
         "owensgroup/ml_perf_model, saved notebook outputs and figures, 2021 to 2022 (BSD-3-Clause)",
         "facebookresearch/param, DLRM on 8 x V100-SXM2-32GB, Kineto traces of one step, 2023 (MIT)",
-        "facebookresearch/HolisticTraceAnalysis and pytorch/kineto, ResNet-50 on V100: trimming factor, kernel gap",
+        "facebookresearch/HolisticTraceAnalysis, ResNet-50 on V100: kernel gap",
     ],
     "A100": [
         "facebookresearch/HolisticTraceAnalysis, recommendation model on A100, rank 3 of 8, first of 6 steps dropped (MIT)",
@@ -62,23 +63,21 @@ def build_v100(data: Path) -> OverheadTable:
     traces = [
         read_kineto(p) for p in sorted((data / "traces" / "param_dlrm_8xV100").glob("rank*.pt.trace.json.gz"))
     ]
-    resnets = [
-        read_kineto(data / "traces" / name / "kineto.json.gz")
-        for name in ("hta_resnet_ddp_V100_ns", "kineto_resnet50_V100_workers0")
-    ]
+    resnet = read_kineto(data / "traces" / "hta_resnet_ddp_V100_ns" / "kineto.json.gz")
     pooled = merge(extract_overheads(t) for t in traces)
-    trimming = _trimming([pooled, *(extract_overheads(t, skip_steps=1) for t in resnets)])
     per_event_us = profiler_us_per_event(traces)
     published = read_published(data / "paper")
     means, factors = _published_means(published)
-    factors["trimming"] = trimming
+    factors["trimming by model"] = {kind: dict(by_model) for kind, by_model in published.trimming.items()}
+    factors["trimming"] = trimming = _trimming(published)
     untrimmed = {k: v * trimming[k[1].value] for k, v in means.items()}
     traced = _trace_means(pooled, per_event_us=per_event_us)
     factors["trace"] = host = _host_ratio(untrimmed, traced)
     seen = {op: max(len(s.us) for s in kinds.values()) for op, kinds in pooled.items()}
-    # T4 is left alone: the study's own figure for it, 4 us, agrees with the trace's.
+    # A launch call does not depend on the op: the study's figure, or where only traces have the op, the trace's.
     scaled = {k: v * (1.0 if k[1] is Overhead.T4 else host) for k, v in traced.items()}
-    built = Built(scaled | untrimmed, {**seen, **published.counts}, factors)
+    calls = {(op, Overhead.T4): published.launch_call_us for op, _ in means if op != ANY_OP}
+    built = Built(scaled | untrimmed | calls, {**seen, **published.counts}, factors)
     t1_us = untrimmed[ANY_OP, Overhead.T1]
     hooks = {op: 0.0 for op, kinds in pooled.items() if _follows_at_once(kinds)}
     latency = float(np.median([launch_latency_us(t).median_us() for t in traces])) - per_event_us
@@ -88,7 +87,7 @@ def build_v100(data: Path) -> OverheadTable:
         constants={
             "launch_latency_us": (latency, "median over 8 x V100 DLRM ranks where the stream was idle, less the profiler's cost of one event"),
             "kernel_gap_us": (
-                kernel_gap_us(resnets[0], queued_us=QUEUED_US).median_us(),
+                kernel_gap_us(resnet, queued_us=QUEUED_US).median_us(),
                 "median between queued kernels, ResNet-50 trace on V100-SXM2-32GB with nanosecond times",
             ),
             "graph_launch_us": _graph_launch(data),
@@ -122,8 +121,7 @@ def build_a100(data: Path, v100: OverheadTable) -> OverheadTable:
     factors = {"V100 to A100": (scale := _scale(means, lent))}
     lacking = {k: v * scale[k[1].value] for k, v in lent.items() if k not in means and k[1].value in scale}
     gaps = [s for kinds in pooled.values() if (s := kinds.get(Overhead.T1)) is not None]
-    all_gaps = Samples(np.concatenate([s.us for s in gaps]), np.concatenate([s.events for s in gaps]))
-    mean_t1_us = all_gaps.mean_us(profiler_us_per_event=per_event_us)
+    mean_t1_us = _joined(gaps).mean_us(profiler_us_per_event=per_event_us)
     t1_us = dict.fromkeys(v100.by_op, mean_t1_us) | {
         op: kinds[Overhead.T1].mean_us(profiler_us_per_event=per_event_us)
         if len(kinds[Overhead.T1].us) >= FEWEST_T1_SAMPLES or _follows_at_once(kinds)
@@ -170,21 +168,14 @@ def _follows_at_once(kinds: Mapping[Overhead, Samples]) -> bool:
     return Overhead.T1 in kinds and not kinds[Overhead.T1].us.any()
 
 
-def _trimming(workloads: Sequence[Pooled]) -> dict[str, float]:
-    """What dropping outliers loses, by kind: mean over trimmed mean, geometric mean over workloads.
+def _trimming(published: Published) -> dict[str, float]:
+    """What dropping outliers took from the study's means, by kind: geometric mean over models."""
+    gaps, inside = (_geometric_mean(published.trimming[kind].values()) for kind in ("T1", "T2"))
+    return {Overhead.T1.value: gaps, **{kind.value: inside for kind in SCALED}}
 
-    T1 is trimmed over all ops together, the others per op, as the published means were.
-    """
-    factors = {}
-    for kind in (Overhead.T1, *SCALED):
-        ratios = []
-        for pooled in workloads:
-            found = [s for kinds in pooled.values() if (s := kinds.get(kind)) is not None]
-            groups = [_joined(found)] if kind is Overhead.T1 else found
-            total = sum(float(s.us.sum()) for s in groups)
-            ratios.append(total / sum(s.trimmed_mean_us() * len(s.us) for s in groups))
-        factors[kind.value] = float(np.exp(np.mean(np.log(ratios))))
-    return factors
+
+def _geometric_mean(ratios: Iterable[float]) -> float:
+    return float(np.exp(np.mean(np.log(list(ratios)))))
 
 
 def _joined(samples: Sequence[Samples]) -> Samples:

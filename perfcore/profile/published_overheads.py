@@ -17,6 +17,12 @@ _MODELS = ("DLRM_default", "DLRM_MLPerf", "DLRM_DDP")
 # Ops of other DLRM variants, which the study saw in other models only.
 _ELSEWHERE = ("MulBackward0", "ToCopyBackward0", "aten::add", "aten::mul")
 _BATCHES = ("512", "1024", "2048", "4096")
+# At this batch the table kept every sample of the 100 iterations (whole hundreds of them, wide spread). Beside it stands
+# the next batch whose run on one GPU dropped outliers: of DLRM_MLPerf's 512, a run on several GPUs took the key.
+_UNTRIMMED_BATCH = "256"
+_TRIMMED_BATCH = {"DLRM_default": "512", "DLRM_MLPerf": "1024"}
+# The study's launch call, of every runtime function: 10 us profiled, less 2 of a host event and 4 of a device event.
+_LAUNCH_CALL_US = 10.0 - 2.0 - 4.0
 # Autograd nodes got a number in 2021; the study's custom functions keep their names.
 _NUMBERED = ("Addmm", "BinaryCrossEntropy", "Cat", "Index", "MseLoss", "Sigmoid", "Slice", "T", "View")
 _NEW_NAMES = {f"{op}Backward": f"{op}Backward0" for op in _NUMBERED} | {
@@ -33,12 +39,16 @@ class Published:
         table_2022: likewise, from the notebook's table.
         runs_2021: without any correction.
         counts: samples of each op in `table_2022`.
+        trimming: by kind (T1, T2) and model on one GPU, mean with outliers over mean without, both in the table.
+        launch_call_us: T4 of any op, the profiler's cost taken off.
     """
 
     figures: Means
     table_2022: Means
     runs_2021: Means
     counts: Mapping[str, int]
+    trimming: Mapping[str, Mapping[str, float]]
+    launch_call_us: float = _LAUNCH_CALL_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +66,10 @@ def read_published(folder: Path) -> Published:
         for name in ("overheads_T1_from_figure.csv", "overheads_T2_T3_T5_top10_ops_from_figure.csv")
         for row in _rows(folder / name)
     ]
+    rows_2022 = _rows(folder / "overheads_T1_T2_by_op_model_batch_2022.csv")
     table = [
         _Entry(_op_name(row["op"]), row["overhead_type"], float(row["mean_us"]), float(row["count"]))
-        for row in _rows(folder / "overheads_T1_T2_by_op_model_batch_2022.csv")
+        for row in rows_2022
         if _is_wanted(row)
     ]
     runs = _entries_2021(folder)
@@ -71,7 +82,29 @@ def read_published(folder: Path) -> Published:
         table_2022=_averaged(table, launching),
         runs_2021=_averaged(runs, launching),
         counts=dict(counts),
+        trimming={kind: _trimming(rows_2022, kind) for kind in ("T1", "T2")},
     )
+
+
+def _trimming(rows: Sequence[Mapping[str, str]], kind: str) -> dict[str, float]:
+    """What dropping outliers took from a kind's total over the ops of a model, by model that the table has both of."""
+    means = {
+        (r["model"], r["batch_size"], r["op"]): float(r["mean_us"])
+        for r in rows
+        if r["overhead_type"] == kind
+    }
+    factors = {}
+    for model, batch in _TRIMMED_BATCH.items():
+        kept = [
+            r
+            for r in rows
+            if (r["overhead_type"], r["model"], r["batch_size"]) == (kind, model, _UNTRIMMED_BATCH)
+        ]
+        both = [(r, means[key]) for r in kept if (key := (model, batch, r["op"])) in means]
+        if both:
+            trimmed_us = sum(us * float(r["count"]) for r, us in both)
+            factors[model] = sum(float(r["mean_us"]) * float(r["count"]) for r, _ in both) / trimmed_us
+    return factors
 
 
 def _entries_2021(folder: Path) -> list[_Entry]:

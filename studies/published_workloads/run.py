@@ -59,10 +59,13 @@ def predict_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def active_ms(row: dict[str, str]) -> float | None:
-    """Measured time in which a kernel ran, where its share was published."""
-    share = row["measured_active_share"]
-    return round(float(row["measured_ms"]) * float(share), 4) if share else None
+def active_ms(row: dict[str, str]) -> float:
+    """Measured time in which a kernel ran: the published predictor's own, less its stated error.
+
+    Its prediction without a host is that active time, and the figure has its error against the whole iteration.
+    """
+    predicted_ms = float(row["measured_ms"]) * (1 + float(row["published_kernels_only_error_pct"]) / 100)
+    return round(predicted_ms / (1 + float(row["published_active_error_pct"]) / 100), 4)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -112,16 +115,16 @@ def main() -> None:
     rows = predict_rows()
     print(
         "device           design          batch  measured predicted  error % published"
-        "    active    traced predicted"
+        "    active predicted      idle predicted    traced"
     )
     for r in rows:
-        active, traced = (
-            "" if r[key] is None else f"{r[key]:.2f}" for key in ("measured_active_ms", "traced_active_ms")
-        )
+        traced = "" if r["traced_active_ms"] is None else f"{r['traced_active_ms']:.2f}"
         print(
             f"{r['device']:16s} {r['design']:14s} {r['global_batch']:6d} {r['measured_ms']:9.2f} "
             f"{r['predicted_ms']:9.2f} {r['error_pct']:8.1f} {r['published_error_pct']:9.1f} "
-            f"{active:>9s} {traced:>9s} {r['active_ms']:9.2f}"
+            f"{r['measured_active_ms']:9.2f} {r['active_ms']:9.2f} "
+            f"{r['measured_ms'] - r['measured_active_ms']:9.2f} {r['predicted_ms'] - r['active_ms']:9.2f} "
+            f"{traced:>9s}"
         )
     inside = sum(r["low_ms"] <= r["measured_ms"] <= r["high_ms"] for r in rows)
     print(f"{inside} of {len(rows)} measured times lie inside their interval")

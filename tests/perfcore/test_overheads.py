@@ -309,6 +309,14 @@ def test_published_means_are_renamed_weighted_and_freed_of_waits(tmp_path: Path)
         "T2,aten::linear,resnet50,512,999,1,100",
         "T2,aten::mul,resnet50,64,19,1,100",
         "T2,aten::mul,DLRM_DDP,8192,999,1,100",
+        "T1,(all ops),DLRM_default,256,12,10,1000",
+        "T1,(all ops),DLRM_default,512,8,3,940",
+        "T1,(all ops),DLRM_default,4096,1,3,940",
+        "T2,aten::linear,DLRM_MLPerf,256,30,3,300",
+        "T2,aten::relu,DLRM_MLPerf,256,10,3,100",
+        "T2,aten::sigmoid,DLRM_MLPerf,256,99,3,100",
+        "T2,aten::linear,DLRM_MLPerf,1024,25,3,299",
+        "T2,aten::relu,DLRM_MLPerf,1024,5,3,90",
     )
     header = "run,overhead_type,op_or_launch,mean_us,std_us"
     write(
@@ -330,8 +338,18 @@ def test_published_means_are_renamed_weighted_and_freed_of_waits(tmp_path: Path)
         ("TBackward0", Overhead.ALONE): 3,
         ("aten::linear", Overhead.T5): 30,
     }
-    assert published.table_2022 == {("aten::linear", Overhead.T2): 35, ("aten::mul", Overhead.T2): 19}
-    assert published.counts == {"aten::linear": 400, "aten::mul": 100}
+    assert published.table_2022 == {
+        ("aten::linear", Overhead.T2): pytest.approx((300 * 40 + 100 * 20 + 299 * 25) / 699),
+        ("aten::relu", Overhead.T2): 5,
+        ("aten::mul", Overhead.T2): 19,
+        ("(all)", Overhead.T1): (8 + 1) / 2,
+    }
+    assert published.counts == {"aten::linear": 699, "aten::mul": 100, "aten::relu": 90, "(all)": 1880}
+    # Totals over the ops of a model that have both, with outliers over without.
+    assert published.trimming == {
+        "T1": {"DLRM_default": 1.5},
+        "T2": {"DLRM_MLPerf": (300 * 30 + 100 * 10) / (300 * 25 + 100 * 5)},
+    }
     assert published.runs_2021 == {
         ("AddmmBackward0", Overhead.T2): 68,
         ("AddmmBackward0", Overhead.T5): 46,

@@ -29,6 +29,11 @@ from perfcore.whatif import what_if
 EIGHT = ("system.node=dgx-a100-80gb", "system.world_size=8", "training.global_batch=16384")
 CASES = {
     "eager": ("dlrm_default", ()),
+    "script": ("dlrm_default", ("training.program=dlrm_script",)),
+    "example": (
+        "nvidia_dlrm_small",
+        ("training.program=nvidia_example", "fusion.optimizer=fused", "training.synchronize=true"),
+    ),
     "per_table": ("dlrm_ddp", ("fusion.embedding=per_table",)),
     "captured": (
         "dlrm_mlperf",
