@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from perfcore.design.design import Design
 from perfcore.design.model import Interaction, Loss, Model
-from perfcore.design.training import EmbeddingFusion, InteractionFusion, MlpFusion, Precision
+from perfcore.design.training import EmbeddingFusion, InteractionFusion, MlpFusion, Precision, Program
 from perfcore.errors import UnsupportedError
 from perfcore.measure.batch import Batch, make_batch
 from perfcore.measure.layers import (
@@ -95,8 +95,10 @@ def build_model(design: Design, *, device: str = "cpu", seed: int = 0) -> Dlrm:
     """The design's model; equal seeds give equal weights whatever the fusion.
 
     Raises:
-        UnsupportedError: more than one rank, or a fusion that this machine's torch does not have.
+        UnsupportedError: more than one rank, another program, or a fusion that this machine's torch does not have.
     """
+    if design.training.program is not Program.PYTORCH:
+        raise UnsupportedError(f"`program: pytorch` alone is run, but got program={design.training.program}.")
     if design.system.world_size != 1:
         raise UnsupportedError(
             f"A model is built for one device, but got world_size={design.system.world_size}.",

@@ -18,6 +18,7 @@ from perfcore.design.training import (
     Optimizer,
     OptimizerFusion,
     Precision,
+    Program,
 )
 from perfcore.errors import UnsupportedError
 from perfcore.measure import table_batched
@@ -128,6 +129,14 @@ def test_dot_interaction_against_a_loop() -> None:
 def test_more_than_one_rank_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="one device, but got world_size=8"):
         build_model(small(world_size=8))
+
+
+def test_a_published_program_is_predicted_and_not_run() -> None:
+    fusion = replace(EAGER, embedding=EmbeddingFusion.TABLE_BATCHED, optimizer=OptimizerFusion.FOR_LOOP)
+    with pytest.raises(
+        UnsupportedError, match="`program: pytorch` alone is run, but got program=dlrm_script"
+    ):
+        build_model(small(fusion, program=Program.DLRM_SCRIPT))
 
 
 def test_batched_tables_of_several_dims_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
