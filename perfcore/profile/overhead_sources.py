@@ -102,7 +102,7 @@ def _published_means(published: Published) -> tuple[Means, dict[str, Any]]:
     means: Means = dict(published.figures)
     factors: dict[str, Any] = {}
     for name, source in (("2022 table", published.table_2022), ("2021 runs", published.runs_2021)):
-        factors[name] = scale = _scale(published.figures, source)
+        factors[name] = scale = _scale(published.all_figures, source)
         means = {k: v * scale[k[1].value] for k, v in source.items() if k[1].value in scale} | means
     return means, factors
 
