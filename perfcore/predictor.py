@@ -19,10 +19,11 @@ from perfcore.breakdown import (
 )
 from perfcore.cost.model import Calibration, CostModel
 from perfcore.design.design import Design
+from perfcore.design.hardware import System
 from perfcore.errors import DesignError
 from perfcore.graph.dims import dims_of, structure_of
 from perfcore.graph.dlrm import DlrmBuilder
-from perfcore.graph.kernels import Kernel, resolve
+from perfcore.graph.kernels import Collective, Kernel, resolve
 from perfcore.graph.ops import WorkloadGraph
 from perfcore.interval import iteration_interval_us
 from perfcore.memory import MemoryBreakdown, memory_at
@@ -85,6 +86,7 @@ class Prediction:
         ranks: those of the timeline, in its order; of many ranks that do the same work, the first alone.
         timeline: every start and end.
         graph: what was scheduled.
+        durations_us: of its launches, each broadcasting to `(1, r)`.
     """
 
     iteration_time_us: float
@@ -111,6 +113,7 @@ class Prediction:
     ranks: tuple[int, ...]
     timeline: Timeline
     graph: WorkloadGraph
+    durations_us: tuple[Array, ...]
 
     @property
     def samples_per_second(self) -> float:
@@ -134,10 +137,11 @@ class Predictor:
         dims, structure = dims_of([design]), structure_of(design)
         graph = DlrmBuilder(dims).graph(structure)
         kernels = [resolve(launch.kernel) for launch in graph.launches()]
-        durations_us = self.cost.predict_us(kernels)
+        durations_us = slowed(kernels, self.cost.predict_us(kernels), design.system)
         steps, ranks = merged(compile_steps(graph, durations_us, self.profile.overheads))
         timeline = schedule(steps)
-        return self._explained(design, graph, kernels, timeline, ranks.tolist(), memory_at(dims, structure))
+        memory = memory_at(dims, structure)
+        return self._explained(design, graph, kernels, durations_us, timeline, ranks.tolist(), memory)
 
     def iteration_time_us(self, design: Design) -> float:
         """The iteration time alone."""
@@ -149,7 +153,7 @@ class Predictor:
         low, high = iteration_interval_us(
             prediction.graph,
             kernels,
-            self.cost.predict_us(kernels),
+            prediction.durations_us,
             self.cost,
             self.profile.overheads,
             host_log_error_90=self.profile.host_log_error_90,
@@ -167,10 +171,11 @@ class Predictor:
         for design in designs:
             if _kin(design) != _kin(first):
                 raise DesignError(
-                    "Designs that are predicted together must agree in structure, tables and world_size."
+                    "Designs that are predicted together must agree in structure, tables, world_size and slowness."
                 )
         graph = DlrmBuilder(dims_of(designs)).graph(structure_of(first))
-        durations_us = self.cost.predict_us([resolve(launch.kernel) for launch in graph.launches()])
+        kernels = [resolve(launch.kernel) for launch in graph.launches()]
+        durations_us = slowed(kernels, self.cost.predict_us(kernels), first.system)
         timeline = schedule(compile_steps(graph, durations_us, self.profile.overheads))
         fed_us = np.array([feed_us(d) for d in designs])
         return np.asarray(np.maximum(timeline.iteration_time_us, fed_us))
@@ -180,6 +185,7 @@ class Predictor:
         design: Design,
         graph: WorkloadGraph,
         kernels: Sequence[Kernel],
+        durations_us: Sequence[Array],
         timeline: Timeline,
         ranks: Sequence[int],
         memory: MemoryBreakdown,
@@ -217,6 +223,7 @@ class Predictor:
             ranks=tuple(ranks),
             timeline=timeline,
             graph=graph,
+            durations_us=tuple(durations_us),
         )
 
     def _calibration_shares(self, kernels: Sequence[Kernel], kernel_us: Array) -> dict[str, float]:
@@ -234,7 +241,19 @@ def _kin(design: Design) -> tuple[object, ...]:
         design.model.tables,
         design.model.num_dense_features,
         design.system.world_size,
+        design.system.slowness,
     )
+
+
+def slowed(kernels: Sequence[Kernel], durations_us: Sequence[Array], system: System) -> list[Array]:
+    """Durations that broadcast to `(n, r)`, on ranks as slow as the system's; collectives go at the links' pace."""
+    if not system.slowness:
+        return list(durations_us)
+    slowness = np.array(system.slowness)
+    return [
+        us if isinstance(kernel, Collective) else us * slowness
+        for kernel, us in zip(kernels, durations_us, strict=True)
+    ]
 
 
 def feed_us(design: Design) -> float:

@@ -1,14 +1,19 @@
-"""Small random designs, and every placement of their tables."""
+"""Small random designs, and every placement of their tables; designs as cost instances."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from dse.placement.capacity import tables_capacity_bytes
 from dse.placement.design.options import Options
+from dse.placement.instances.estimate import estimated_instance
+from dse.placement.instances.instance import Instance
 from dse.placement.solver.problem import Where
+from perfcore.cost.model import CostModel
 from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
@@ -95,11 +100,14 @@ def every_plan(options: Options) -> list[ShardingPlan]:
                 placed = list(itertools.combinations_with_replacement(range(ranks), o.count))
             case Where.ALL:
                 placed = [tuple(range(ranks))]
+            case Where.WITHIN:
+                within = (itertools.combinations_with_replacement(m, o.count) for m in machines)
+                placed = [p for of_machine in within for p in of_machine]
             case _:
                 groups = itertools.combinations_with_replacement(machines, o.pieces)
                 placed = [tuple(r for m in g for r in m) for g in groups]
         name = design.model.tables[o.table].name
-        by_table[o.table] += [TableSharding(name, o.type, p) for p in placed]
+        by_table[o.table] += [o.placed(name, p) for p in placed]
     return [ShardingPlan(plan) for plan in itertools.product(*by_table)]
 
 
@@ -108,3 +116,13 @@ def times_of(design: Design, plans: list[ShardingPlan], predictor: Predictor) ->
     designs = [replace(design, sharding=plan) for plan in plans]
     times = [predictor.iteration_times_us(designs[i : i + 256]) for i in range(0, len(designs), 256)]
     return np.concatenate(times)
+
+
+def instance_of_design(design: Design, cost: CostModel, *, cache_ratios: Sequence[float] = ()) -> Instance:
+    """The tables of a design as a cost instance, in the memory that the rest of the job leaves."""
+    dims = design.model.table_dims
+    tables = [replace(t, embedding_dim=d) for t, d in zip(design.model.tables, dims, strict=True)]
+    instance = estimated_instance(
+        tables, design.training, design.system, cost, cache_ratios=cache_ratios, fusion=design.fusion
+    )
+    return replace(instance, capacity_bytes=tables_capacity_bytes(design))

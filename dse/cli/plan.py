@@ -37,8 +37,11 @@ CacheRatios = Annotated[
     str | None,
     typer.Option(
         "--cache-ratio",
-        help="DESIGN, --make-instance: large tables may lie in host memory behind caches of these shares of rows, e.g. 0.1,0.3.",
+        help="DESIGN, --make-instance: large tables may lie in host memory behind caches of these shares of rows, e.g. 0.1,0.3; 0 is no cache.",
     ),
+]
+Dense = Annotated[
+    bool, typer.Option("--dense", help="Tables may also have gradients of their size (the kernel dense).")
 ]
 Estimator = Annotated[str | None, typer.Option(help="With --make-instance: ours (if omitted) or torchrec.")]
 ObjectiveName = Annotated[
@@ -69,7 +72,20 @@ Seed = Annotated[int, typer.Option(help="Of the search.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout.")]
 
 
+# Which ways of the command an option goes with; those without an entry go with all.
+_GOES_WITH = {
+    **dict.fromkeys(("tables", "gpus", "batch_per_gpu", "dim", "system", "estimator"), ("--make-instance",)),
+    **dict.fromkeys(("overrides", "export", "compare", "import_", "dense"), ("DESIGN",)),
+    "objective": ("--instance",),
+    "cache_ratio": ("DESIGN", "--make-instance"),
+    "limits": ("DESIGN", "--instance"),
+    "profile": ("DESIGN", "--make-instance"),
+}
+_SAID = {"overrides": "--set", "import_": "--import"}
+
+
 def plan(
+    ctx: typer.Context,
     design: DesignPath = None,
     *,
     instance: InstanceFile = None,
@@ -90,57 +106,36 @@ def plan(
     system: SystemName = None,
     estimator: Estimator = None,
     cache_ratio: CacheRatios = None,
+    dense: Dense = False,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Place embedding tables on ranks, with a bound on how much better any placement could be."""
-    making = {
-        "--tables": tables, "--gpus": gpus, "--batch-per-gpu": batch_per_gpu, "--dim": dim, "--system": system,
-        "--estimator": estimator,
-    }  # fmt: skip
-    of_design = {
-        "--set": overrides or None, "--export": export, "--compare": compare, "--import": import_,
-    }  # fmt: skip
     way = _way(design, instance, make_instance=make_instance)
-    _refuse(way, "--make-instance", making)
-    _refuse(way, "DESIGN", of_design)
-    _refuse(way, "--instance", {"--objective": objective})
-    if way == "--instance":
-        _refuse(way, "DESIGN or --make-instance", {"--cache-ratio": cache_ratio})
-    ratios = _ratios(cache_ratio)
+    _refuse_others(way, ctx.params)
     _check(time_limit=time_limit, seed=seed)
     _check_bridge(export, compare, import_, out, as_json=as_json)
-    match way:
-        case "--make-instance":
-            _refuse(way, "DESIGN or --instance", {"--limits": limits})
-            _make(making, ratios, profile, out, as_json=as_json)
-        case "--instance":
-            _refuse(way, "DESIGN", {"--profile": profile})
-            assert instance is not None
-            from dse.cli.plan_instance import planned
+    ratios = _ratios(cache_ratio)
+    if way == "--make-instance":
+        _make(ctx.params, ratios, out, as_json=as_json)
+    elif instance is not None:
+        from dse.cli.plan_instance import planned
 
-            _show(
-                planned(instance, objective, limits, time_limit_s=time_limit, seed=seed), out, as_json=as_json
-            )
-        case _:
-            assert design is not None
-            from dse.cli import plan_design
+        _show(planned(instance, objective, limits, time_limit_s=time_limit, seed=seed), out, as_json=as_json)
+    elif design is not None:
+        from dse.cli import plan_design
+        from dse.placement.design.options import Offer
 
-            request = plan_design.Request(
-                design,
-                tuple(overrides or ()),
-                profile,
-                limits,
-                time_limit_s=time_limit,
-                seed=seed,
-                cache_ratios=ratios,
-            )
-            if compare is not None:
-                plan_design.compare(request, as_json=as_json)
-            elif export is not None:
-                plan_design.export(request, out)
-            else:
-                _show(plan_design.planned(request, import_), out, as_json=as_json)
+        offer = Offer(cache_ratios=ratios, dense=dense)
+        request = plan_design.Request(
+            design, tuple(overrides or ()), profile, limits, time_limit_s=time_limit, seed=seed, offer=offer
+        )
+        if compare is not None:
+            plan_design.compare(request, as_json=as_json)
+        elif export is not None:
+            plan_design.export(request, out)
+        else:
+            _show(plan_design.planned(request, import_), out, as_json=as_json)
 
 
 def _way(design: Path | None, instance: Path | None, *, make_instance: bool) -> str:
@@ -162,11 +157,18 @@ def _way(design: Path | None, instance: Path | None, *, make_instance: bool) -> 
     return chosen[0]
 
 
-def _refuse(way: str, wanted: str, options: dict[str, Any]) -> None:
-    """Options that belong to another way are a mistake."""
-    given = [name for name, value in options.items() if value is not None]
-    if given and way != wanted:
-        raise DseError(f"{' and '.join(given)} belong{'s' * (len(given) == 1)} to {wanted}, but got {way}.")
+def _refuse_others(way: str, params: dict[str, Any]) -> None:
+    """Options that belong to another way are a mistake; those of one way are told together."""
+    wrong: dict[tuple[str, ...], list[str]] = {}
+    for name, value in params.items():
+        ways = _GOES_WITH.get(name, (way,))
+        left_out = value is None or value is False or value in ((), [])
+        if not left_out and way not in ways:
+            wrong.setdefault(ways, []).append(_SAID.get(name, "--" + name.replace("_", "-")))
+    for ways, names in wrong.items():
+        raise DseError(
+            f"{' and '.join(names)} belong{'s' * (len(names) == 1)} to {' or '.join(ways)}, but got {way}."
+        )
 
 
 def _check(*, time_limit: float, seed: int) -> None:
@@ -192,14 +194,9 @@ def _check_bridge(
 
 
 def _make(
-    making: dict[str, Any],
-    cache_ratios: tuple[float, ...],
-    profile: str | None,
-    out: Path | None,
-    *,
-    as_json: bool,
+    params: dict[str, Any], cache_ratios: tuple[float, ...], out: Path | None, *, as_json: bool
 ) -> None:
-    if out is None or making["--tables"] is None or making["--gpus"] is None:
+    if out is None or params["tables"] is None or params["gpus"] is None:
         raise DseError(
             "`--make-instance` needs --tables, --gpus and -o FILE.",
             hint="dse plan --make-instance --tables synthetic_856 --gpus 128 -o inst.json.gz",
@@ -207,14 +204,14 @@ def _make(
     from dse.cli.plan_make import Wish, make
 
     wish = Wish(
-        tables=making["--tables"],
-        gpus=making["--gpus"],
-        batch_per_gpu=1024 if making["--batch-per-gpu"] is None else making["--batch-per-gpu"],
-        dim=128 if making["--dim"] is None else making["--dim"],
-        system=making["--system"] or "dgx-a100-80gb",
-        estimator=making["--estimator"] or "ours",
+        tables=params["tables"],
+        gpus=params["gpus"],
+        batch_per_gpu=1024 if params["batch_per_gpu"] is None else params["batch_per_gpu"],
+        dim=128 if params["dim"] is None else params["dim"],
+        system=params["system"] or "dgx-a100-80gb",
+        estimator=params["estimator"] or "ours",
         cache_ratios=cache_ratios,
-        profile=profile,
+        profile=params["profile"],
     )
     make(wish, out, as_json=as_json)
 
@@ -224,8 +221,8 @@ def _ratios(text: str | None) -> tuple[float, ...]:
     try:
         ratios = tuple(sorted({float(part) for part in text.split(",")})) if text else ()
     except ValueError:
-        ratios = (0.0,)
-    if not all(0 < r < 1 for r in ratios):
+        ratios = (1.0,)
+    if not all(0 <= r < 1 for r in ratios):
         raise DseError(f"`--cache-ratio` takes shares between 0 and 1, e.g. 0.1,0.3, but got {text!r}.")
     return ratios
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dse.errors import DseError, NoFeasibleCandidateError
-from dse.placement.instances.instance import Instance, Objective, read_instance
+from dse.placement.instances.instance import Objective, read_instance
 from dse.placement.instances.labels import Labels, labels_of
-from dse.placement.instances.limits import Limited, limited, read_limits, unlimited
+from dse.placement.instances.limits import Limited, limited, read_limits, unlimited, without_section
 from dse.placement.instances.limits_schema import LimitsFile
 from dse.placement.report.build import Certificate, PlanReport, report_of
 from dse.placement.solver.problem import Assignment, Problem
@@ -35,57 +33,24 @@ def planned(
         ConfigError: mistakes in the limits.
         NoFeasibleCandidateError: nothing fits.
     """
-    wanted = _objective(objective)
-    document = None if limits is None else read_limits(limits)
-    solved = solve_instance(
-        read_instance(path), wanted, document, time_limit_s=time_limit_s, seed=seed, title=path.name
-    )
-    return solved.report
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Solved:
-    """An instance's report, and the assignment that it is of."""
-
-    report: PlanReport
-    assignment: Assignment
-
-
-def solve_instance(
-    instance: Instance,
-    wanted: Objective,
-    document: Document[LimitsFile] | None,
-    *,
-    time_limit_s: float,
-    seed: int,
-    title: str,
-    facts: Mapping[str, str] | None = None,
-    remedies: Callable[[], Sequence[str]] = tuple,
-) -> Solved:
-    """Place the tables of an instance under limits; `remedies` are more than an instance alone knows of.
-
-    Raises:
-        ConfigError: mistakes in the limits.
-        NoFeasibleCandidateError: nothing fits.
-    """
     from dse.placement.solver.certified import certify
 
+    wanted, instance = _objective(objective), read_instance(path)
+    document = None if limits is None else read_limits(limits)
     problem, labels = instance.problem(wanted), labels_of(instance, wanted)
     under = unlimited(problem, labels) if document is None else limited(problem, labels, document)
     found = certify(under.problem, time_limit_s=time_limit_s, seed=seed)
     if not found.feasible:
-        raise _refusal(problem, labels, under, document, found.assignment, remedies(), seed=seed)
-    report = report_of(
+        raise _refusal(problem, labels, under, document, found.assignment, seed=seed)
+    return report_of(
         problem,
         labels,
         under,
         found.assignment,
         Certificate(found.objective, found.lower_bound, found.gap_pct, found.proven, found.wall_s),
-        title=title,
+        title=path.name,
         objective=WORDS[wanted],
-        facts=facts,
     )
-    return Solved(report, under.original(found.assignment))
 
 
 def _objective(name: str | None) -> Objective:
@@ -101,29 +66,20 @@ def _refusal(
     under: Limited,
     document: Document[LimitsFile] | None,
     best: Assignment,
-    more: Sequence[str],
     *,
     seed: int,
 ) -> NoFeasibleCandidateError:
-    """What is missing, and remedies that were tried out: `more`, more memory, or one section of the limits less."""
+    """What is missing, and remedies that were tried out: more memory, or one section of the limits less."""
     from dse.placement.instances.shortage import capacity_remedy, fullest_share, refusal, shortage_of
     from dse.placement.solver.certified import certify
 
     def solve(of: Problem) -> Assignment:
         return certify(of, time_limit_s=_MEMORY_S, seed=seed).assignment
 
-    remedies = [*more, *(r for r in [capacity_remedy(under.problem, solve)] if r is not None)]
+    remedies = [r for r in [capacity_remedy(under.problem, solve)] if r is not None]
     if document is not None:
         for section in LimitsFile.model_fields:
-            lifted = _without(document, section)
+            lifted = without_section(document, section)
             if lifted is not None and fullest_share(limited(problem, labels, lifted).problem, solve) <= 1:
                 remedies.append(f"The limits without their section `{section}`.")
     return refusal(shortage_of(under.problem, under.labels, best), remedies)
-
-
-def _without(document: Document[LimitsFile], section: str) -> Document[LimitsFile] | None:
-    """The limits without a section; nothing where it was not there."""
-    empty = type(document.value)()
-    if getattr(document.value, section) == getattr(empty, section):
-        return None
-    return replace(document, value=document.value.model_copy(update={section: getattr(empty, section)}))

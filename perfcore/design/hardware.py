@@ -98,11 +98,20 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What a design runs on: the GPUs of one node type, `world_size` of them."""
+    """What a design runs on: the GPUs of one node type, `world_size` of them.
+
+    Attributes:
+        device: of every rank.
+        node: of every machine.
+        world_size: ranks.
+        slowness: how many times as long the launches of each rank take as the device's, collectives apart (older or
+            throttled GPUs among the others); empty where all ranks are alike.
+    """
 
     device: Device
     node: Node
     world_size: int = 1
+    slowness: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a world that whole machines do not make up."""
@@ -111,6 +120,15 @@ class System:
             raise HardwareError(
                 f"`world_size` must be 1 to {gpus}, or a multiple of the node's {gpus} GPUs, "
                 f"but got world_size={self.world_size}."
+            )
+        if self.slowness and len(self.slowness) != self.world_size:
+            raise HardwareError(
+                f"`slowness` must name every rank or none, but got {len(self.slowness)} for "
+                f"world_size={self.world_size}."
+            )
+        if not all(0 < s < math.inf for s in self.slowness):
+            raise HardwareError(
+                f"`0 < slowness < inf` must hold, but got {min(self.slowness)} to {max(self.slowness)}."
             )
 
     @property

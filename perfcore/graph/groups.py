@@ -99,8 +99,8 @@ def prefetch(group: Group, element_bytes: float, index_bytes: float) -> list[Op]
     """
     if group.cached is False:
         return []
-    lookups = (group.batch * group.pooling * (group.cached_rows > 0)).sum(axis=-1)
-    most = np.minimum(lookups, group.cached_rows.sum(axis=-1))
+    by_table = group.batch * group.pooling * (group.cached_rows > 0)
+    lookups, most = by_table.sum(axis=-1), np.minimum(by_table, group.cached_rows).sum(axis=-1)
     load = CachePopulate(
         group.batch,
         group.cached_rows,

@@ -7,7 +7,7 @@ For each class of plans (which kinds of sharding occur at all) a linear program 
     M   >= base + Σ_tables shared(x) + average over ranks of the shards' sum      a maximum is at least the average
     M   >= base + Σ_tables shared(x) + one shard of table t                       every table: each shard is on some rank
     D   >= tangents of the convex hull of transfer(B),  B >= likewise in bytes
-    Σ x = 1 a table, Σ x >= 1 a kind of the class, memory of all shards <= memory of all ranks
+    Σ x = 1 a table, Σ x >= 1 a kind of the class, memory of all shards <= memory of all ranks, of hosts likewise
 
 Every plan is a point of it at which T is its iteration time or less: its own shares, segments and bytes satisfy all rows.
 So its minimum is a lower bound of the class, and the least over classes one of the design. Cuts are added where
@@ -15,6 +15,17 @@ the critical cycle at the solution says more (Kelley 1960); classes are refined 
 
 The hull: transfers grow with bytes, so on a grid `b_0 < b_1 < ...` the points `(b_{i+1}, transfer(b_i))` lie on or under
 the curve's graph to their left; the lower convex hull of them and the first point underestimates the curve.
+
+Tables that stay together have their shards side by side: they count as one in "one shard of table t", and as much of one
+as of another is row_wise, say.
+
+Ranks of slowness `s` take `s` times as long for what they launch in a segment, what no plan changes included. Any of them
+may be the last one, so only what all ranks run counts as such (`dse.placement.design.class_program`). Of R ranks, with
+`S = Σ 1 / s`, the sum over ranks of `M / s >= a rank's launches` and its slowest and fastest rank give
+
+    M   >= (R · (base + Σ shared(x)) + the shards' sum) / S
+    M   >= max s · (base + Σ shared(x) + the smallest part of what is on all ranks)
+    M   >= min s · (base + Σ shared(x) + one shard of table t)
 
 Letters: o options, v variables, t tables, k segments.
 """
@@ -26,7 +37,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dse.placement.design.options import Options
+from dse.placement.design.conditions import Conditions
+from dse.placement.design.options import REPLICATED, ROW_SPLIT, Options, shard_kind
 from dse.placement.design.program import Key, MasterProgram, Terms, under_hull
 from dse.placement.design.relaxed import Cut, Program, Role, transfer_us
 from dse.placement.design.shard_costs import ShardCosts
@@ -66,6 +78,7 @@ class ClassBound:
         cost: prices collectives.
         capacity_bytes: of all ranks together.
         sums: over the ways of the class: all shards, one of them, all with copies counted once.
+        conditions: host memory, slower ranks, tables that stay together.
         shares: `(w,)` the last solution.
         cuts: so far, with the constants of the first design.
         feasible: the class has a plan, as far as the linear program can tell.
@@ -78,6 +91,7 @@ class ClassBound:
     cost: CostModel
     capacity_bytes: float
     sums: Sums
+    conditions: Conditions
     shares: Array = field(default_factory=lambda: np.empty(0))
     cuts: list[Cut] = field(default_factory=list)
     feasible: bool = True
@@ -142,7 +156,7 @@ class ClassBound:
         rounds = self._rounds[number] = self._rounds.get(number, 0) + 1
         if number and rounds == 1:
             self._solve(number)
-        _, found = self.program.cut(self.values()[0], number=number)
+        found = max((self._cut(values, number) for values in self._paces()), key=self.cut_us)
         cut = replace(found, constant_us=self.program.shifted(found, number=0, of=number))
         says = self.cut_us(found)
         if says <= self.lower_of(number) * (1 + _TOLERANCE) or rounds > _MOST_ROUNDS:
@@ -150,6 +164,19 @@ class ClassBound:
             return
         self.cuts.append(cut)
         self._solve(number)
+
+    def _cut(self, values_us: Array, number: int) -> Cut:
+        return self.program.cut(values_us, number=number)[1]
+
+    def _paces(self) -> list[Array]:
+        """`(v,)` durations at the solution; where ranks differ, also those of the slowest."""
+        values, _ = self.values()
+        if not self.conditions.uneven:
+            return [values]
+        slowness = self.conditions.slowness
+        on_rank = np.array([v.role is Role.RANK for v in self.program.variables])
+        even = float(len(slowness) / (1 / slowness).sum())
+        return [np.where(on_rank, pace * values, values) for pace in (even, float(slowness.max()))]
 
     def cut_us(self, cut: Cut) -> float:
         """What a cut says of the solution."""
@@ -169,8 +196,18 @@ class ClassBound:
             seen = self.sums(everywhere)[2] if everywhere.any() else np.zeros(len(total))
             ranks = self.options.design.system.world_size
             base = float(sum(v.base for v in variables))
-            self._terms[key] = Terms(total / ranks, largest, seen, base)
+            on_all = np.isin(shard_kind(self.options.ways.flag), (ROW_SPLIT, REPLICATED))
+            terms = Terms(total / ranks, largest, seen, np.where(on_all, largest, 0.0), base)
+            self._terms[key] = terms if variables[0].role is not Role.RANK else self._slowed(terms)
         return self._terms[key]
+
+    def _slowed(self, terms: Terms) -> Terms:
+        """Durations on ranks that differ."""
+        if not self.conditions.uneven:
+            return terms
+        slowness = self.conditions.slowness
+        even = float(len(slowness) / (1 / slowness).sum())
+        return replace(terms, even=even, fastest=float(slowness.min()), slowest=float(slowness.max()))
 
     def options_of_shares(self) -> Ints:
         """`(t,)`: for each table the option that comes closest to its largest share."""
@@ -181,17 +218,22 @@ class ClassBound:
             way = int(first + np.argmax(self.shares[first:end]))
             mine = np.flatnonzero(options.table == t)
             pieces = np.array([options.options[o].pieces for o in mine])
-            distance = np.abs(pieces - ways.least[way]) + len(ways.table) * (
-                options.flag[mine] != ways.flag[way]
-            )
+            share = np.array([options.options[o].share for o in mine])
+            other = (options.flag[mine] != ways.flag[way]) | (share != ways.share[ways.family[way]])
+            distance = np.abs(pieces - ways.least[way]) + len(ways.table) * other
             out.append(int(mine[np.argmin(distance)]))
         return np.array(out, dtype=np.int64)
 
     def _segment(self, key: Key, shares: Array) -> float:
         terms = self.terms(key)
-        average = float(shares @ terms.average)
-        largest = float(np.bincount(self.options.ways.table, shares * terms.largest).max())
-        return terms.base + float(shares @ terms.everywhere) + max(average, largest)
+        base = terms.base + float(shares @ terms.everywhere)
+        group = self.conditions.group[self.options.ways.table]
+        largest = float(np.bincount(group, shares * terms.largest).max())
+        return max(
+            terms.even * (base + float(shares @ terms.average)),
+            terms.fastest * (base + largest),
+            terms.slowest * (base + float(shares @ terms.on_all)),
+        )
 
     def _transfer(self, v: int, shares: Array) -> float:
         x, y = self.hull(v)
@@ -209,7 +251,7 @@ class ClassBound:
     def most(self, terms: Terms) -> float:
         """What a segment or collective comes to on a rank that holds all shards of all tables."""
         whole = terms.average * self.options.design.system.world_size + terms.everywhere
-        return terms.base + float(np.maximum.reduceat(whole, self.starts).sum())
+        return terms.slowest * (terms.base + float(np.maximum.reduceat(whole, self.starts).sum()))
 
     def _least_bytes(self, terms: Terms) -> float:
         """Some rank has at least these: those of the smallest shard of a kind that uses the collective."""

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from dse.placement.design.options import FLAGS, Options
+from dse.placement.design.options import (
+    DENSE,
+    POOLED,
+    REPLICATED,
+    ROW_SPLIT,
+    STAGED,
+    Options,
+    flag_fields,
+    shard_kind,
+)
 from dse.placement.design.relaxed import Program, Role, Variable
 from dse.placement.design.shard_costs import PLACED, LaunchCost, OpCost, ShardCosts, replaced
 from dse.placement.solver.problem import Array, Mask
@@ -25,8 +34,8 @@ from perfcore.graph.ops import Op, WorkloadGraph
 from perfcore.overheads import OverheadTable
 from perfcore.steps import HOST_CLOCK, STEP, Opcode, compile_steps
 
-POOLED, ROW_SPLIT, STAGED, REPLICATED = range(len(FLAGS))
 _COMPUTE = 1
+_SOME_CACHE = 0.5  # of the reference's tables in host memory: their ops are the same whatever the share
 # The first op of an exchange puts a rank's own samples in order, whose lookups are those of all tables.
 LOCAL_PERMUTES = (("input_exchange", 0), ("lengths_ahead", 0))
 
@@ -39,6 +48,7 @@ def program_of(
     overheads: OverheadTable,
     *,
     whole: bool = False,
+    slowness: Array | None = None,
 ) -> Program:
     """The steps of all plans that have shards of exactly these kinds.
 
@@ -49,13 +59,14 @@ def program_of(
         dense: of what no plan changes.
         overheads: host times of ops.
         whole: for times rather than bounds: with the ops that not every rank is sure to run.
+        slowness: `(r,)` of ranks that differ: any may be the last, and what no plan changes is a variable as well.
 
     Raises:
         UnsupportedError: the ops of a class do not follow those of its shards.
     """
     dims = replaced(dense.dims, shards=reference_shards(options, kinds))
     graph = DlrmBuilder(dims).graph(dense.structure)
-    builder = _Builder(graph, options, kinds, costs, whole=whole)
+    builder = _Builder(graph, options, kinds, costs, whole=whole, slowness=slowness)
     return builder.program(dense.durations_us(graph), overheads)
 
 
@@ -95,12 +106,18 @@ class DenseCosts:
 
 
 def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
-    """`(1, 2, t)`: tables take the kinds in turn; row_split and replicated are on both ranks, the others on rank 0."""
+    """`(1, 2, t)`: tables take the kinds in turn; row_split and replicated are on both ranks, the others on rank 0.
+
+    Where some shard of a kind may have a cache, all of the reference's have one: what runs for a cache is told by who needs it.
+    """
     model = options.design.model
     tables = len(model.tables)
-    flag = np.array([kinds[t % len(kinds)] for t in range(tables)])
+    flags = np.array([kinds[t % len(kinds)] for t in range(tables)])
+    flag = shard_kind(flags)
     both = np.isin(flag, (ROW_SPLIT, REPLICATED))
     held = np.stack([np.ones(tables, dtype=bool), both])[None]
+    cached = options.probe_flag[(options.probe_share > 0) & (options.probe_share < 1)]
+    on_host = held & np.isin(flags, cached)
     rows = np.array([float(t.num_embeddings) for t in model.tables])
     pooling = np.array([t.pooling_factor for t in model.tables])
     # Lookups of a whole table are those of its row parts together, its columns those of all machines.
@@ -111,7 +128,9 @@ def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
         dim=held * np.array(model.table_dims, dtype=np.float64) * local,
         pooling=held * pooling / parts,
         skew=np.broadcast_to([t.skew for t in model.tables], held.shape),
-        **{name: held & (flag == i) for i, name in enumerate(FLAGS)},
+        host=on_host,
+        cache_ratio=np.where(on_host, _SOME_CACHE, 1.0),
+        **flag_fields(flags, held),
     )
 
 
@@ -141,6 +160,7 @@ class _Builder:
         costs: ShardCosts,
         *,
         whole: bool,
+        slowness: Array | None,
     ) -> None:
         self._graph, self._options, self._kinds, self._costs = graph, options, kinds, costs
         self._of_class = np.isin(options.probe_flag, kinds)
@@ -150,7 +170,11 @@ class _Builder:
         self._need = -1
         self._places = _places(graph)
         self._op_costs = {name: self._aligned(name) for name in costs.ops}
-        self._unsure = {POOLED, STAGED} <= set(kinds) and not whole
+        # Kinds of which a rank may have a shard, or none.
+        self._chosen = frozenset(k for k in kinds if k % DENSE in (POOLED, STAGED))
+        self._whole, self._uneven = whole, slowness is not None
+        # What stays on a clock is not all of a device's pace: it counts as on the fastest, and is not slowed.
+        self._unslowed = 1.0 if slowness is None else min(float(slowness.min()), 1.0) / float(slowness.max())
         # The bucket that takes in the gradients of replicated tables.
         buckets = [r.name for r in graph.regions if r.name.startswith("all_reduce/")]
         self._last_bucket = buckets[-1] if REPLICATED in kinds and buckets else ""
@@ -175,9 +199,9 @@ class _Builder:
                     self._stay(place.region)
                 stayed.add(place.region)
             elif place.region in self._op_costs and (place.region, place.position) not in LOCAL_PERMUTES:
-                sure = not self._unsure or elsewhere[i]
-                self._need = -1 if elsewhere[i] else self._needed(place)
-                self._placed(table[i], place, constant, launch - first_launch.get(op, 0), sure=sure)
+                self._placed(
+                    table[i], place, constant, launch - first_launch.get(op, 0), everywhere=elsewhere[i]
+                )
             elif place.region == self._last_bucket:
                 self._bucket(table[i], place, constant)
             else:
@@ -210,40 +234,48 @@ class _Builder:
         return found
 
     def _placed(
-        self, step: Any, place: _Place, constant: Array | float, position: int, *, sure: bool
+        self, step: Any, place: _Place, constant: Array | float, position: int, *, everywhere: bool
     ) -> None:
-        """A step of an op whose launches plans decide."""
+        """A step of an op whose launches plans decide; `everywhere`: the reference's ranks run it without such a shard."""
+        cost = self._op_costs[place.region][place.position]
+        kinds = self._kinds_of(cost)
+        for_all = everywhere and bool(kinds)
+        choice = bool(self._chosen) and self._chosen <= kinds  # and the fullest rank has one of these
+        on_the_fullest = bool(kinds - self._chosen) or (choice and not self._uneven)
+        self._need = -1 if for_all else self._needed(cost)
+        sure = self._whole or for_all or on_the_fullest
         if step["launch"] < 0:
             if sure:
                 self._append(step, constant, -1)
             return
-        cost = self._op_costs[place.region][place.position]
         launch = cost.launches[position]
-        if sure:
-            if self._unsure and launch.each.any() and not self._on_the_fullest(cost):
-                launch = replace(launch, base=0.0)  # a rank without such a shard has no work in it
-            self._append(step, 0.0, self._variable(place.region, cost.name, launch))
-        else:
-            staying = step.copy()
-            staying["opcode"], staying["launch"], staying["awaited"] = Opcode.HOST, -1, 0
+        if not self._whole and launch.each.any() and not on_the_fullest:
+            launch = replace(launch, base=0.0)  # a rank without such a shard has no work in it
+        if not sure:
             launch = replace(launch, base=0.0)
-            self._append(staying, 0.0, self._variable(place.region, cost.name, launch))
+            step = step.copy()
+            step["opcode"], step["launch"], step["awaited"] = Opcode.HOST, -1, 0
+        self._append(step, 0.0, self._variable(place.region, cost.name, launch))
 
-    def _on_the_fullest(self, cost: OpCost) -> bool:
-        """Whether the fullest rank of a segment holds a shard that an op has work with, whichever it is."""
-        flags = set(self._options.probe_flag[cost.present & self._of_class].tolist())
-        return bool(flags & {ROW_SPLIT, REPLICATED}) or {POOLED, STAGED} <= flags
+    def _kinds_of(self, cost: OpCost) -> set[int]:
+        """Kinds of the class of which every shard makes an op run."""
+        lacking = set(self._options.probe_flag[self._of_class & ~cost.present].tolist())
+        return set(self._kinds) - lacking
 
-    def _needed(self, place: _Place) -> int:
+    def _needed(self, cost: OpCost) -> int:
         """Which shards a rank must hold to run an op."""
-        present = self._op_costs[place.region][place.position].present
         for i, known in enumerate(self._needs):
-            if known is present:
+            if known is cost.present:
                 return i
-        self._needs.append(present)
+        self._needs.append(cost.present)
         return len(self._needs) - 1
 
     def _append(self, step: Any, constant: Array | float, variable: int) -> None:
+        if self._uneven and variable < 0 and step["launch"] >= 0 and step["opcode"] != Opcode.COLLECTIVE:
+            nothing = np.zeros(len(self._options.probes))
+            base = float(np.asarray(constant).reshape(-1)[0])
+            self._variables.append(Variable("", "dense", Role.RANK, base, nothing, nothing))
+            constant, variable = 0.0, len(self._variables) - 1
         self._rows.append((step, constant, variable, self._need))
 
     def _variable(self, region: str, name: str, launch: LaunchCost) -> int:
@@ -268,7 +300,8 @@ class _Builder:
         """Two steps that lengthen the host's clock and the compute stream's by the tables of a rank."""
         stay = self._costs.stays[region]
         nothing = np.zeros(len(stay.host))
-        for clock, each, base in ((HOST_CLOCK, stay.host, stay.host_base), (_COMPUTE, stay.compute, 0.0)):
+        clocks = ((HOST_CLOCK, stay.host, stay.host_base), (_COMPUTE, stay.compute, 0.0))
+        for clock, each, base in ((c, e * self._unslowed, b * self._unslowed) for c, e, b in clocks):
             step = np.zeros((), dtype=STEP)
             step["opcode"], step["target"], step["launch"], step["mask"] = Opcode.HOST, clock, -1, -1
             self._variables.append(Variable(region, region, Role.RANK, base, each, nothing, exact=False))

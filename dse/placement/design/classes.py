@@ -11,6 +11,7 @@ import numpy as np
 
 from dse.placement.design.bound import ClassBound
 from dse.placement.design.class_program import DenseCosts, program_of
+from dse.placement.design.conditions import Conditions
 from dse.placement.design.options import FLAGS, Options
 from dse.placement.design.shard_costs import ShardCosts, single_rank_dims
 from dse.placement.design.ways import SharedSums
@@ -27,6 +28,7 @@ def class_bounds(
     *,
     capacity_bytes: Array,
     dense: DenseCosts | None = None,
+    conditions: Conditions | None = None,
 ) -> list[ClassBound]:
     """One bound for each class that has a plan, with its first cut.
 
@@ -37,7 +39,9 @@ def class_bounds(
         overheads: host times of ops.
         capacity_bytes: `(r,)` memory of each rank for tables.
         dense: of what no plan changes; the design's own when left out.
+        conditions: host memory, slower ranks, tables that stay together; the design's own when left out.
     """
+    conditions = conditions or Conditions.of(options.design)
     dense = dense or DenseCosts(*single_rank_dims([options.design]), cost)
     most = float(capacity_bytes.max())
     options = options.restricted(
@@ -57,11 +61,19 @@ def class_bounds(
             bound = ClassBound(
                 kinds,
                 replace(options.restricted(np.isin(options.flag, kinds)), ways=ways.kept(kept)),
-                program_of(options, kinds, costs, dense, overheads),
+                program_of(
+                    options,
+                    kinds,
+                    costs,
+                    dense,
+                    overheads,
+                    slowness=conditions.slowness if conditions.uneven else None,
+                ),
                 costs,
                 cost,
                 float(np.maximum(capacity_bytes, 0.0).sum()),
                 shared.of(ways.kept(kept), np.flatnonzero(kept)),
+                conditions,
             )
             bound.start()
             bounds.append(bound)

@@ -1,11 +1,11 @@
-"""How each table of a design may be split, and the shards that such a split is made of.
+"""How each table of a design may be split, where its rows may lie, and the shards that such a split is made of.
 
 Letters: t tables, o options, s shards of all options, p probes (distinct shards), f families, w ways, m column pieces.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,12 +14,43 @@ from dse.placement.design.ways import Ways
 from dse.placement.solver.problem import Array, Ints, Mask, Where
 from perfcore.design.design import Design
 from perfcore.design.model import EmbeddingTable
-from perfcore.design.sharding import ShardingPlan, ShardingType, Shards, TableSharding
+from perfcore.design.sharding import ON_HOST, ComputeKernel, ShardingPlan, ShardingType, Shards, TableSharding
+from perfcore.graph.parts import storage_bytes
 
-# Which flag of `Shards` a shard has; the ops of an iteration are there for each flag that some shard has.
-FLAGS = ("pooled", "row_split", "staged", "replicated")
+# Which flag of `Shards` a shard has, and whether its gradient is dense (`+`); the ops of an iteration are there for each
+# of these that some shard has.
+FLAGS = ("pooled", "row_split", "staged", "replicated", "pooled+", "row_split+", "staged+")
+POOLED, ROW_SPLIT, STAGED, REPLICATED = range(4)
+DENSE = 4  # flags from here on
+WORTH_A_HOST = 0.01  # of device memory: smaller tables are not offered a place in the host's
 MOST_PIECES = 16  # column pieces of a table
 MOST_WAYS = 4000  # of all tables, beyond which numbers of ranks are gathered in ranges
+
+
+def shard_kind(flag: Ints) -> Ints:
+    """Positions of flags of `Shards`: the same with a dense gradient and without."""
+    return np.asarray(flag % DENSE)
+
+
+def flag_fields(flag: Ints, held: Mask) -> dict[str, Mask]:
+    """The flags of `Shards` where shards are held, from positions in `FLAGS` that broadcast."""
+    fields = {name: held & (shard_kind(flag) == i) for i, name in enumerate(FLAGS[:DENSE])}
+    return fields | {"dense": held & (flag >= DENSE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What tables may be beside the usual: whole, split and replicated in device memory, the update fused.
+
+    Attributes:
+        cache_ratios: large tables may lie in host memory, behind caches of these shares of their rows; 0 is no cache.
+        dense: tables may have a gradient of their size, and a separate optimizer.
+        one_machine: column pieces may be asked to stay on one machine; they are no better there than on any ranks.
+    """
+
+    cache_ratios: tuple[float, ...] = ()
+    dense: bool = False
+    one_machine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +65,7 @@ class Option:
         flag: position in `FLAGS`.
         where: ranks that the shards may take.
         copies: every shard is the whole table.
+        share: of the rows in device memory; 1 unless the table lies in the host's.
     """
 
     table: int
@@ -43,11 +75,31 @@ class Option:
     flag: int
     where: Where
     copies: int = 1
+    share: float = 1.0
 
     @property
     def count(self) -> int:
         """Shards."""
         return self.pieces * self.parts * self.copies
+
+    @property
+    def kernel(self) -> ComputeKernel:
+        """Of its shards, as plans say it: replicas compute as `dense` does, whatever is said."""
+        if self.share < 1:
+            return ComputeKernel.FUSED_UVM_CACHING if self.share > 0 else ComputeKernel.FUSED_UVM
+        return ComputeKernel.DENSE if self.flag >= DENSE else ComputeKernel.FUSED
+
+    @property
+    def kernel_label(self) -> str:
+        """What people call it; a cache is followed by its ratio: `fused_uvm_caching@0.2`."""
+        if self.flag == REPLICATED:
+            return str(ComputeKernel.DENSE)
+        return f"{self.kernel}@{self.share:g}" if 0 < self.share < 1 else str(self.kernel)
+
+    def placed(self, table: str, ranks: tuple[int, ...]) -> TableSharding:
+        """The option on these ranks."""
+        cached = self.kernel is ComputeKernel.FUSED_UVM_CACHING
+        return TableSharding(table, self.type, ranks, self.kernel, self.share if cached else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +108,7 @@ class Probe:
 
     table: int
     flag: int
+    share: float
     rows: int
     dim: int
 
@@ -104,9 +157,16 @@ class Options:
         return np.array([p.flag for p in self.probes], dtype=np.int64)
 
     @cached_property
+    def probe_share(self) -> Array:
+        """`(p,)`: share of the rows in device memory."""
+        return np.array([p.share for p in self.probes])
+
+    @cached_property
     def first_of_flag(self) -> Ints:
-        """`(4,)`: some probe of each flag, -1 where there is none."""
-        return np.array([_first(self.probe_flag == i) for i in range(len(FLAGS))], dtype=np.int64)
+        """`(7,)`: some probe of each flag, one with a cache if there is one; -1 where there is none."""
+        flags = [self.probe_flag == i for i in range(len(FLAGS))]
+        cached = (self.probe_share > 0) & (self.probe_share < 1)
+        return np.array([_first(f & cached if (f & cached).any() else f) for f in flags], dtype=np.int64)
 
     def shards(self, columns: int) -> Shards:
         """`(p, 2, columns)`: each probe a candidate, `columns` times on rank 0; rank 1 is empty."""
@@ -130,7 +190,9 @@ class Options:
                 ]
             ),
             skew=spread([t.skew for t in whole]),
-            **{name: held & (self.probe_flag == i)[:, None, None] for i, name in enumerate(FLAGS)},
+            host=held & (self.probe_share < 1)[:, None, None],
+            cache_ratio=np.where(held, self.probe_share[:, None, None], 1.0),
+            **flag_fields(self.probe_flag[:, None, None], held),
         )
 
     def plan(self, chosen: Ints, ranks: tuple[tuple[int, ...], ...]) -> ShardingPlan:
@@ -138,21 +200,23 @@ class Options:
         names = [t.name for t in self.design.model.tables]
         return ShardingPlan(
             tuple(
-                TableSharding(name, self.options[o].type, tuple(int(r) for r in placed))
+                self.options[o].placed(name, tuple(int(r) for r in placed))
                 for name, o, placed in zip(names, chosen, ranks, strict=True)
             )
         )
 
     def chosen(self, plan: ShardingPlan) -> Ints | None:
         """`(t,)`: the options that a plan takes; `None` where it splits a table in another way."""
-        known = {(o.table, o.type, o.count): i for i, o in enumerate(self.options)}
-        found = [known.get((t, p.type, len(p.ranks)), -1) for t, p in enumerate(plan.tables)]
+        known = {(o.table, o.type, o.count, o.kernel, o.share): i for i, o in enumerate(self.options)}
+        found = [known.get((t, p.type, len(p.ranks), *_kernel(p)), -1) for t, p in enumerate(plan.tables)]
         return None if min(found) < 0 else np.array(found, dtype=np.int64)
 
     def joined(self, option: int, ranks: Ints) -> tuple[Ints, Ints]:
         """`(s',)` ranks and probes of an option's shards at `(s,)` ranks, pieces that share a rank being one shard."""
         o = self.options[option]
-        family = int(self.ways.family[(self.ways.table == o.table) & (self.ways.flag == o.flag)][0])
+        ways = self.ways
+        of_option = (ways.table == o.table) & (ways.flag == o.flag) & (ways.share[ways.family] == o.share)
+        family = int(ways.family[of_option][0])
         fine = int(self.ways.pieces[family]) // o.pieces
         first, counts = np.unique(ranks[:: o.parts], return_counts=True)
         at = (first[:, None] + np.arange(o.parts)).ravel()
@@ -177,27 +241,39 @@ def _first(mask: Mask) -> int:
     return int(np.argmax(mask)) if mask.any() else -1
 
 
+def _kernel(placed: TableSharding) -> tuple[ComputeKernel, float]:
+    """A plan's kernel and share of rows in device memory, as options have them."""
+    if placed.type is ShardingType.DATA_PARALLEL:
+        return ComputeKernel.FUSED, 1.0
+    return placed.kernel, (placed.cache_ratio or 0.0) if placed.kernel in ON_HOST else 1.0
+
+
 def _still_there(ways: Ways, options: tuple[Option, ...]) -> Mask:
     """`(w,)`: which ways some option takes. One of fewer pieces than were taken off may be a little too many."""
-    pieces: dict[tuple[int, int], int] = {}
+    pieces: dict[tuple[int, int, float], int] = {}
     for o in options:
-        pieces[o.table, o.flag] = max(pieces.get((o.table, o.flag), 0), o.pieces)
-    most = np.array([pieces.get(key, 0) for key in zip(ways.table.tolist(), ways.flag.tolist(), strict=True)])
+        pieces[o.table, o.flag, o.share] = max(pieces.get((o.table, o.flag, o.share), 0), o.pieces)
+    keys = zip(ways.table.tolist(), ways.flag.tolist(), ways.share[ways.family].tolist(), strict=True)
+    most = np.array([pieces.get(key, 0) for key in keys])
     return np.asarray(ways.least <= most)
 
 
-def options_of(design: Design) -> Options:
-    """Every useful way to split each table of a design on several ranks."""
+def options_of(design: Design, offer: Offer | None = None) -> Options:
+    """Every useful way to split each table of a design, and what else is offered."""
+    offer = offer or Offer()
     ranks, local = design.system.world_size, design.system.local_world_size
     probes: dict[Probe, int] = {}
     options: list[Option] = []
     shard_probe: list[int] = []
     for t, (table, dim) in enumerate(zip(design.model.tables, design.model.table_dims, strict=True)):
-        for option in _ways(t, table, dim, ranks, local):
+        size = table.num_embeddings * dim * storage_bytes(design.training.table_precision)
+        large = size > WORTH_A_HOST * design.system.device.hbm_bytes
+        own = offer if large else replace(offer, cache_ratios=())
+        for option in _offered(_ways(t, table, dim, ranks, local), own, ranks=ranks, local=local):
             options.append(option)
             shards: list[int] = []
             for rows, count in _row_sizes(table.num_embeddings, option.parts):
-                key = Probe(t, option.flag, rows, dim // option.pieces)
+                key = Probe(t, option.flag, option.share, rows, dim // option.pieces)
                 shards += [probes.setdefault(key, len(probes))] * count
             shard_probe += shards * option.pieces * option.copies
     ways = _without_ranks(design, options, probes)
@@ -206,10 +282,11 @@ def options_of(design: Design) -> Options:
 
 def _without_ranks(design: Design, options: list[Option], probes: dict[Probe, int]) -> Ways:
     tables, dims = design.model.tables, design.model.table_dims
-    finest: dict[tuple[int, int], Option] = {}
+    finest: dict[tuple[int, int, float], Option] = {}
     for o in options:
-        known = finest.get((o.table, o.flag))
-        finest[o.table, o.flag] = o if known is None or o.pieces > known.pieces else known
+        key = o.table, o.flag, -o.share  # device memory first
+        known = finest.get(key)
+        finest[key] = o if known is None or o.pieces > known.pieces else known
     families = [finest[key] for key in sorted(finest)]
     widest = max(o.pieces for o in families)
     probe = np.zeros((len(families), widest, 2), dtype=np.int64)
@@ -218,8 +295,8 @@ def _without_ranks(design: Design, options: list[Option], probes: dict[Probe, in
         sizes = _row_sizes(tables[o.table].num_embeddings, o.parts)
         for i, (size, _) in enumerate((sizes[0], sizes[-1])):
             for j in range(1, o.pieces + 1):
-                key = Probe(o.table, o.flag, size, dims[o.table] // o.pieces * j)
-                probe[f, j - 1, i] = probes.setdefault(key, len(probes))
+                wider = Probe(o.table, o.flag, o.share, size, dims[o.table] // o.pieces * j)
+                probe[f, j - 1, i] = probes.setdefault(wider, len(probes))
         coarse = len(families) * o.pieces > MOST_WAYS
         rows += [(o.table, o.flag, f, least, most) for least, most in _spreads(o.pieces, coarse=coarse)]
     table, flag, family, least, most = np.array(rows, dtype=np.int64).T
@@ -232,6 +309,7 @@ def _without_ranks(design: Design, options: list[Option], probes: dict[Probe, in
         copies=np.array([o.parts * o.copies for o in families], dtype=np.int64),
         pieces=np.array([o.pieces for o in families], dtype=np.int64),
         probe=probe,
+        share=np.array([o.share for o in families]),
     )
 
 
@@ -247,18 +325,34 @@ def _spreads(pieces: int, *, coarse: bool) -> list[tuple[int, int]]:
 
 def _ways(t: int, table: EmbeddingTable, dim: int, ranks: int, local: int) -> list[Option]:
     rows, machines = table.num_embeddings, ranks // local
-    pooled, row_split, staged, replicated = range(len(FLAGS))
-    ways = [Option(t, ShardingType.TABLE_WISE, 1, 1, pooled, Where.ANY)]
+    ways = [Option(t, ShardingType.TABLE_WISE, 1, 1, POOLED, Where.ANY)]
+    if ranks == 1:
+        return ways
     for pieces in _piece_counts(dim, ranks):
-        ways.append(Option(t, ShardingType.COLUMN_WISE, pieces, 1, pooled, Where.ANY))
+        ways.append(Option(t, ShardingType.COLUMN_WISE, pieces, 1, POOLED, Where.ANY))
     if rows >= ranks:
-        ways.append(Option(t, ShardingType.ROW_WISE, 1, ranks, row_split, Where.ALL))
+        ways.append(Option(t, ShardingType.ROW_WISE, 1, ranks, ROW_SPLIT, Where.ALL))
     if machines > 1 and rows >= local > 1:
-        ways.append(Option(t, ShardingType.TABLE_ROW_WISE, 1, local, staged, Where.HOST))
+        ways.append(Option(t, ShardingType.TABLE_ROW_WISE, 1, local, STAGED, Where.HOST))
         for pieces in _piece_counts(dim, machines):
-            ways.append(Option(t, ShardingType.GRID_SHARD, pieces, local, staged, Where.HOST))
-    ways.append(Option(t, ShardingType.DATA_PARALLEL, 1, 1, replicated, Where.ALL, copies=ranks))
+            ways.append(Option(t, ShardingType.GRID_SHARD, pieces, local, STAGED, Where.HOST))
+    ways.append(Option(t, ShardingType.DATA_PARALLEL, 1, 1, REPLICATED, Where.ALL, copies=ranks))
     return ways
+
+
+def _offered(ways: list[Option], offer: Offer, *, ranks: int, local: int) -> list[Option]:
+    """The usual ways, and what else is offered: on one machine, with a dense gradient, in host memory."""
+    if offer.one_machine:
+        ways = ways + [
+            replace(
+                o, type=ShardingType.TABLE_COLUMN_WISE, where=Where.WITHIN if ranks > local else Where.ANY
+            )
+            for o in ways
+            if o.type is ShardingType.COLUMN_WISE and o.pieces <= local
+        ]
+    own = [o for o in ways if o.flag != REPLICATED]
+    dense = [replace(o, flag=o.flag + DENSE) for o in own if offer.dense]
+    return [*ways, *dense, *(replace(o, share=r) for r in offer.cache_ratios for o in own)]
 
 
 def _piece_counts(dim: int, most: int) -> list[int]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dse.placement.capacity import tables_capacity_bytes
 from dse.placement.design.bound import ClassBound
+from dse.placement.design.changes import Change, single_changes
 from dse.placement.design.classes import class_bounds, refine
-from dse.placement.design.options import options_of
+from dse.placement.design.conditions import Conditions
+from dse.placement.design.options import Offer, options_of
 from dse.placement.design.plan_time import PlanTimes
 from dse.placement.design.problem import (
     DesignProblem,
@@ -25,10 +27,9 @@ from dse.placement.design.problem import (
     values_us,
 )
 from dse.placement.design.shard_costs import shard_costs
-from dse.placement.solver.alternatives import alternatives
 from dse.placement.solver.problem import Array, Assignment, loads_of
 from perfcore.design.design import Design
-from perfcore.design.sharding import ShardingPlan, TableSharding
+from perfcore.design.sharding import ShardingPlan
 from perfcore.predictor import Predictor, feed_us
 
 PROVEN = 1e-4  # a plan within this share of the bound is the best there is, but for what is not worth knowing
@@ -40,27 +41,9 @@ _WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
 _HEAVIEST = 20  # doublings
 _MOST_PRICED = 3e6  # plans times ranks times tables: of single changes that are priced whole
 _PRICED_AT_ONCE = 2e5  # likewise between two looks at the clock
-_MOST_CHANGES = 2.5e5  # single changes times ranks that are looked at
 _PROMISING = 1.05  # classes whose bound is within this factor of the least are searched first
 _SAME = 1e-9  # relative
 _REFUTED = 1e-6  # relative; by less, rounding may put a plan below its bound
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """One table of a plan split in another way.
-
-    Attributes:
-        table: position.
-        moved: its new sharding.
-        plan: the whole plan then.
-        estimate_us: its iteration time, by the critical cycle of the plan before.
-    """
-
-    table: int
-    moved: TableSharding
-    plan: ShardingPlan
-    estimate_us: float
 
 
 @dataclass(eq=False)
@@ -72,6 +55,7 @@ class PlanSearch:
     seed: int
     until: float
     limits: Transform | None
+    offered: Offer | None = None
     plan: ShardingPlan | None = None
     upper_us: float = np.inf
     found: dict[int, Assignment] = field(default_factory=dict)
@@ -81,15 +65,22 @@ class PlanSearch:
     def __post_init__(self) -> None:
         """Options, their costs, and the first bounds."""
         overheads = self.predictor.profile.overheads
-        self.options = options_of(self.design)
+        # Under limits that forbid other kinds, column pieces on one machine may be all that is left.
+        offer = replace(self.offered or Offer(), one_machine=self.limits is not None)
+        self.options = options_of(self.design, offer)
         self.costs = shard_costs(self.options, self.predictor.cost, overheads)
         self.problem = self._problem()
+        if self.problem.conditions.uneven:
+            slowness = tuple(self.problem.conditions.slowness.tolist())
+            self.design = replace(self.design, system=replace(self.design.system, slowness=slowness))
+            self.options = replace(self.options, design=self.design)
         self.bounds = class_bounds(
             self.options,
             self.costs,
             self.predictor.cost,
             overheads,
             capacity_bytes=self.problem.capacity_bytes,
+            conditions=self.problem.conditions,
         )
         self.feed_us = feed_us(self.design)
         self.times = PlanTimes(self.predictor, self.design, self.options, self.costs)
@@ -99,7 +90,7 @@ class PlanSearch:
         shards = self.costs.bytes[self.options.shard_probe]
         most = np.maximum.reduceat(shards, self.options.first_shard[:-1])
         capacity = np.full(self.design.system.world_size, tables_capacity_bytes(self.design))
-        problem = DesignProblem(self.options.options, most, capacity)
+        problem = DesignProblem(self.options.options, most, capacity, Conditions.of(self.design))
         if self.limits is None:
             return problem
         limited = self.limits(problem)
@@ -114,7 +105,13 @@ class PlanSearch:
 
     @property
     def lower_us(self) -> float:
-        """No plan is faster."""
+        """No plan is faster; the only plan is the best."""
+        if (
+            self.plan is not None
+            and self.design.system.world_size == 1
+            and len(self.options.options) == len(self.plan.tables)
+        ):
+            return self.upper_us
         least = min((b.lower_us for b in self.bounds), default=np.inf)
         return max(min(least, self.upper_us), self.feed_us)
 
@@ -133,7 +130,10 @@ class PlanSearch:
             idle = 0 if self.upper_us < before else idle + 1
             if idle == _IDLE:
                 break
-        if self.plan is not None and self.left_s > 0 and self._improve():
+        better = False
+        while self.plan is not None and self.left_s > 0 and self._improve():
+            better = True
+        if better:
             self._close_in(1)
 
     @property
@@ -173,13 +173,15 @@ class PlanSearch:
         # Every other search begins anew, from what the linear program would choose.
         start = self._start(number) if rounds % 2 == 0 or number not in self.found else None
         surrogate = self.surrogate(bound, start)
-        found = search(
-            surrogate.problem,
-            seed=self.seed + rounds - 1,
-            time_limit_s=max(_SEARCH_SHARE * self.left_s, _LEAST_SEARCH_S),
-            start=start,
-            options=bound.options_of_shares(),
-            enough=bound.lower_us - surrogate.constant_us,
+        found = surrogate.from_solver(
+            search(
+                surrogate.solved,
+                seed=self.seed + rounds - 1,
+                time_limit_s=max(_SEARCH_SHARE * self.left_s, _LEAST_SEARCH_S),
+                start=None if start is None else surrogate.to_solver(start),
+                options=surrogate.chosen(bound.options_of_shares()),
+                enough=bound.lower_us - surrogate.constant_us,
+            )
         )
         if loads_of(surrogate.problem, found).overflow_bytes(surrogate.problem) <= 0:
             self.found[number] = found
@@ -246,15 +248,20 @@ class PlanSearch:
         raise AssertionError("a plan is found in some class")
 
     def _improve(self) -> bool:
-        """Price single changes of the best plan; whether one is better."""
+        """Price single changes of the best plan, and of the plans of classes that may hold a better one."""
         before = self.upper_us
-        changes = self.changes()
+        self._price(self.changes())
+        for number in self._open_classes():
+            if number in self.found:
+                self._price(self._changes_of(self.bounds[number], self.found[number]))
+        return self.upper_us < before
+
+    def _price(self, changes: Sequence[Change]) -> None:
         step = max(1, int(_PRICED_AT_ONCE / self._size))
         for first in range(0, min(len(changes), int(_MOST_PRICED / self._size)), step):
             if self.left_s <= 0:
                 break
             self.offer([c.plan for c in changes[first : first + step]])
-        return self.upper_us < before
 
     @property
     def _size(self) -> int:
@@ -265,28 +272,15 @@ class PlanSearch:
         return self._known.get(plan)
 
     def changes(self) -> list[Change]:
-        """The best plan with one table split in another way, the most promising first; of many tables the heaviest."""
+        """Single changes of the best plan, the most promising first."""
         assert self.plan is not None
         if self._changes is None or self._changes[0] != self.plan:
-            self._changes = self.plan, self._single_changes(self.plan)
+            self._changes = self.plan, self._changes_of(*self.at_plan())
         return self._changes[1]
 
-    def _single_changes(self, plan: ShardingPlan) -> list[Change]:
-        bound, assignment = self.at_plan()
-        problem = self.surrogate(bound, assignment).problem
-        loads = loads_of(problem, assignment)
-        out = []
-        shards = problem.first_shard[np.append(assignment.option, assignment.option + 1)].reshape(2, -1)
-        heavy = np.argsort([-float(problem.cost[a:b].sum()) for a, b in shards.T], kind="stable")
-        looked_at = _MOST_CHANGES / problem.num_ranks * problem.num_tables / problem.num_options
-        many = max(1, int(looked_at))
-        for t in sorted(heavy[:many].tolist()):
-            for other in alternatives(problem, assignment, loads, t):
-                table = plan.tables[t]
-                option = bound.options.options[other.option]
-                moved = TableSharding(table.table, option.type, other.ranks)
-                tables = (*plan.tables[:t], moved, *plan.tables[t + 1 :])
-                estimate = self.upper_us + other.objective - loads.objective
-                fits = other.missing_bytes <= 0
-                out.append(Change(t, moved, ShardingPlan(tables), estimate if fits else np.inf))
-        return sorted((c for c in out if np.isfinite(c.estimate_us)), key=lambda c: c.estimate_us)
+    def _changes_of(self, bound: ClassBound, assignment: Assignment) -> list[Change]:
+        plan, surrogate = (
+            bound.options.plan(assignment.option, assignment.ranks),
+            self.surrogate(bound, assignment),
+        )
+        return single_changes(plan, float(self.priced([plan])[0]), bound.options, assignment, surrogate)

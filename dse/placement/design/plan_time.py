@@ -83,7 +83,9 @@ class PlanTimes:
         held = _held(self.options, plan)
         kinds = tuple(sorted({int(f) for f in self.options.probe_flag[held.probe]}))
         program = self._program(kinds)
-        return _all_ranks(program, held, self.predictor)
+        system = self.design.system
+        slowness = np.array(system.slowness or np.ones(system.world_size))
+        return _all_ranks(program, held, self.predictor, slowness)
 
     def _program(self, kinds: tuple[int, ...]) -> Program:
         if kinds not in self._programs:
@@ -133,7 +135,7 @@ def _held(options: Options, plan: ShardingPlan) -> _Held:
     )
 
 
-def _all_ranks(program: Program, held: _Held, predictor: Predictor) -> Steps:
+def _all_ranks(program: Program, held: _Held, predictor: Predictor, slowness: Array) -> Steps:
     each_of = np.stack([v.each for v in program.variables], axis=1)
     everywhere_of = np.stack([v.everywhere for v in program.variables], axis=1)
     loads = np.zeros((held.ranks, len(program.variables)))
@@ -149,6 +151,7 @@ def _all_ranks(program: Program, held: _Held, predictor: Predictor) -> Steps:
     table = program.table.copy()
     us = np.where(program.variable[:, None] >= 0, loads.T[program.variable], program.constant_us[0][:, None])
     launched = table["launch"] >= 0
+    us[launched & (table["opcode"] != Opcode.COLLECTIVE)] *= slowness
     table["us"] = np.where(table["opcode"] == Opcode.HOST, us[:, 0], 0.0)
     table["mask"] = program.need
     masks = np.zeros((len(program.needs), 1, held.ranks), dtype=bool)

@@ -32,13 +32,19 @@ class Terms:
         average: `(w,)` to every rank, if all shards are spread evenly.
         largest: `(w,)` to some rank.
         everywhere: `(w,)` to every rank in any case.
+        on_all: `(w,)` to every rank at least, by shards that are on all of them.
         base: whatever the plan.
+        even, fastest, slowest: factors on what ranks take on average, at best, and where they are slowest.
     """
 
     average: Array
     largest: Array
     everywhere: Array
+    on_all: Array
     base: float
+    even: float = 1.0
+    fastest: float = 1.0
+    slowest: float = 1.0
 
 
 def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> tuple[Array, Array]:
@@ -92,6 +98,7 @@ class MasterProgram:
         for cut in self._cuts:
             self._cut(cut)
         self._choice()
+        self._alike()
         self._memory_and_kinds()
 
     def _program(self, column: int, sign: float, *, whole: bool = False) -> LinearProgram:
@@ -120,29 +127,42 @@ class MasterProgram:
         """The column of a segment's length (or a collective's bytes in units of `scale`), with its rows."""
         if key in self._measures:
             return self._measures[key]
-        terms, starts = self._bound.terms(key), self._bound.starts
+        terms = self._bound.terms(key)
         column = self._measures[key] = self._column(self._bound.most(terms) / scale)
         shared = self._shared(terms.everywhere, scale)
         extra = [] if shared is None else [shared]
-        head = [1.0, *([-1.0] * len(extra))]
-        base = terms.base / scale
-        self._row([column, *extra, *self._ways], [*head, *(-terms.average / scale)], low=base)
-        average = float(np.minimum.reduceat(terms.average, starts).sum())
-        # A table whose shards are all smaller than that is never more than the average.
-        large = np.flatnonzero(np.maximum.reduceat(terms.largest, starts) > average)
+        columns, base = [column, *extra, *self._ways], terms.base / scale
+
+        def row(pace: float, each: Array) -> None:
+            self._row(columns, [1.0, *([-pace] * len(extra)), *(-pace * each / scale)], low=pace * base)
+
+        row(terms.even, terms.average)
+        if terms.slowest > terms.even:
+            row(terms.slowest, terms.on_all)
+        large = self._large(terms)
         if len(large):
-            self._largest(large, [column, *extra], head, terms.largest / scale, base)
+            head = [1.0, *([-terms.fastest] * len(extra))]
+            self._largest(
+                large, [column, *extra], head, terms.fastest * terms.largest / scale, terms.fastest * base
+            )
         return column
 
+    def _large(self, terms: Terms) -> Ints:
+        """Groups with a shard that may take longer than the average; smaller ones never do."""
+        starts, group = self._bound.starts, self._bound.conditions.group
+        average = terms.even * float(np.minimum.reduceat(terms.average, starts).sum())
+        largest = terms.fastest * np.bincount(group, np.maximum.reduceat(terms.largest, starts))
+        return np.flatnonzero(largest > average)
+
     def _largest(
-        self, tables: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
+        self, groups: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
     ) -> None:
-        """One row for each of these tables: its shard is on some rank."""
-        of_way = self._bound.options.ways.table
-        mine = np.flatnonzero(np.isin(of_way, tables))
-        rows = np.arange(len(tables))
+        """One row for each of these groups: its shards are on some rank."""
+        of_way = self._bound.conditions.group[self._bound.options.ways.table]
+        mine = np.flatnonzero(np.isin(of_way, groups))
+        rows = np.arange(len(groups))
         self._rows.add(
-            np.concatenate([*([rows] * len(columns)), np.searchsorted(tables, of_way[mine])]),
+            np.concatenate([*([rows] * len(columns)), np.searchsorted(groups, of_way[mine])]),
             np.concatenate([*(np.full(len(rows), c) for c in columns), self._ways[mine]]),
             np.concatenate([*(np.full(len(rows), v) for v in values), -largest[mine]]),
             count=len(rows),
@@ -179,11 +199,29 @@ class MasterProgram:
             tables, self._ways, np.ones(len(tables)), count=int(tables.max()) + 1, low=1.0, high=1.0
         )
 
+    def _alike(self) -> None:
+        """Tables that stay together are of a kind to the same share."""
+        ways = self._bound.options.ways
+        kinds = np.stack([ways.flag, ways.share[ways.family]])
+        for first, *others in (g for g in self._bound.conditions.groups if len(g) > 1):
+            for kind in np.unique(kinds[:, ways.table == first], axis=1).T:
+                of_kind = (kinds == kind[:, None]).all(axis=0)
+                for other in others:
+                    sign = (ways.table == first).astype(float) - (ways.table == other)
+                    mine = np.flatnonzero(of_kind & (sign != 0))
+                    self._row(self._ways[mine], sign[mine], low=0.0, high=0.0)
+
     def _memory_and_kinds(self) -> None:
         bound, ways = self._bound, self._bound.options.ways
-        held = bound.sums(bound.costs.bytes)[0]
-        scale = max(float(held.max()), 1.0)
-        self._row(self._ways, held / scale, high=bound.capacity_bytes / scale)
+        on_host = float(bound.conditions.host_capacity_bytes.sum())
+        for bytes_, capacity in (
+            (bound.costs.bytes, bound.capacity_bytes),
+            (bound.costs.host_bytes, on_host),
+        ):
+            held = bound.sums(bytes_)[0]
+            scale = max(float(held.max()), 1.0)
+            if held.any():
+                self._row(self._ways, held / scale, high=capacity / scale)
         for kind in bound.kinds:
             of_kind = self._ways[ways.flag == kind]
             self._row(of_kind, np.ones(len(of_kind)), low=1.0)

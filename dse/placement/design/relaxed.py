@@ -12,7 +12,9 @@ for every cycle (a *cut*), whatever the plan. Three things make this hold on the
 - *Sure* ops are those of kinds that the rank chosen in a segment holds. Kinds on all ranks (row_wise, data_parallel) are
   sure. The fullest rank of a segment may be taken to hold the only other kind: kinds on all ranks add the same
   everywhere (the bound counts their smallest part), so a rank without a shard of it is no fuller. With two
-  other kinds (table_wise beside table_row_wise, on several machines) neither is sure.
+  other kinds (table_wise beside table_row_wise, on several machines, or beside dense gradients) neither is sure, and
+  on ranks of unequal pace none is: a slow rank without a shard may be the last. What runs for some shards of a kind
+  alone (those in host memory) is never sure.
   Ops that all ranks run count without what a launch costs whatever its size, unless that rank has work in them.
 - Of an op that is not sure, only what stays on one clock counts: its launches lengthen their stream by their shards'
   part, without launch, gap or host time. A rank that lacks the op has no such shards.

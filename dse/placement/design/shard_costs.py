@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.placement.design.options import FLAGS, Options
+from dse.placement.design.options import DENSE, FLAGS, Options
 from dse.placement.solver.problem import Array
 from perfcore.cost.model import CostModel
 from perfcore.design.design import Design
@@ -30,7 +30,7 @@ from perfcore.graph.ops import Op, Region, Stream
 from perfcore.graph.presence import op_present
 from perfcore.graph.sizes import Sizes
 from perfcore.maxplus import fold
-from perfcore.memory import embedding_bytes
+from perfcore.memory import embedding_bytes, host_bytes
 from perfcore.overheads import OverheadTable
 from perfcore.steps import CLOCK_OF, HOST_CLOCK, Encoder
 
@@ -113,12 +113,14 @@ class ShardCosts:
         stays: regions with ops for each table.
         reduced_bytes: `(p,)` bytes that a shard adds to the last gradient bucket.
         bytes: `(p,)` device memory of a shard.
+        host_bytes: `(p,)` host memory of a shard.
     """
 
     ops: dict[str, tuple[OpCost, ...]]
     stays: dict[str, StayCost]
     reduced_bytes: Array
     bytes: Array
+    host_bytes: Array
 
 
 def single_rank_dims(designs: Sequence[Design]) -> tuple[Dims, Structure]:
@@ -134,7 +136,7 @@ def single_rank_dims(designs: Sequence[Design]) -> tuple[Dims, Structure]:
     ]
     dims = dims_of(alone)
     world, local = np.array([[float(system.world_size)]]), np.array([[float(system.local_world_size)]])
-    structure = replace(structure_of(alone[0]), distributed=True)
+    structure = replace(structure_of(alone[0]), distributed=system.world_size > 1)
     return replaced(dims, world_size=world, local_world_size=local), structure
 
 
@@ -176,7 +178,8 @@ def shard_costs(options: Options, cost: CostModel, overheads: OverheadTable) -> 
     reduced = (
         np.broadcast_to(terms[0], (len(options.probes), 1))[:, 0] if terms else np.zeros(len(options.probes))
     )
-    return ShardCosts(ops, stays, reduced, embedding_bytes(alone, structure)[:, 0])
+    held, on_host = embedding_bytes(alone, structure)[:, 0], host_bytes(alone, structure)[:, 0]
+    return ShardCosts(ops, stays, reduced, held, on_host)
 
 
 def _placed_regions(dims: Dims, structure: Structure, shards: Shards) -> dict[str, Region]:
@@ -187,12 +190,13 @@ def _placed_regions(dims: Dims, structure: Structure, shards: Shards) -> dict[st
 def _shown_by_all(
     options: Options, dims: Dims, structure: Structure, names: Sequence[str], cost: CostModel
 ) -> list[list[list[list[Array]]]]:
-    """One shard of each flag on all ranks that hold such a shard together, once and twice; amounts `(4, r)`.
+    """One shard of each flag on all ranks that hold such a shard together, once and twice; amounts `(7, r)`.
 
     The last rank is empty: it shows what every rank sees of a whole table.
     """
     system = options.design.system
-    count = np.array([1, system.world_size, system.local_world_size, system.world_size])
+    of_kind = np.array([1, system.world_size, system.local_world_size, system.world_size])
+    count = of_kind[np.arange(len(FLAGS)) % DENSE]
     first = options.first_of_flag
     held = np.arange(int(count.max()) + 1) < count[first >= 0][:, None]
     out = []
@@ -200,7 +204,7 @@ def _shown_by_all(
         alone = options.shards(columns)
         spread = {
             name: np.asarray(getattr(alone, name))[first[first >= 0]][:, :1] * held[:, :, None]
-            for name in ("rows", "dim", "pooling", "skew", *FLAGS)
+            for name in Shards.__dataclass_fields__
         }
         graph = _placed_regions(dims, structure, Shards(**spread))
         out.append(_priced([graph[n] for n in names], cost, held.shape))
@@ -237,7 +241,7 @@ def _op_cost(
 
 
 def _as_often_as_seen(cost: LaunchCost, whole: Array, options: Options) -> LaunchCost:
-    """What all ranks see of a shard, times the shards of a table that they see, from `(4,)` of whole tables."""
+    """What all ranks see of a shard, times the shards of a table that they see, from `(7,)` of whole tables."""
     if not cost.everywhere.any():
         return cost
     first = options.first_of_flag

@@ -1,27 +1,17 @@
-"""Why the tables of a design fit nowhere, and which changes of the design would do; each of them is tried out."""
+"""Which changes of a design would do where its tables fit nowhere; each of them is tried out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from dse.errors import NoFeasibleCandidateError
 from dse.placement.capacity import tables_capacity_bytes
-from dse.placement.instances.estimate import estimated_instance, memory_of_tables
-from dse.placement.instances.instance import Instance
+from dse.placement.instances.estimate import memory_of_tables
 from dse.placement.instances.labels import Labels
-from dse.placement.instances.shortage import (
-    Shortage,
-    Solve,
-    capacity_remedy,
-    fullest_share,
-    refusal,
-    shortage_of,
-)
+from dse.placement.instances.shortage import Solve, fullest_share
 from dse.placement.solver.problem import Problem
-from perfcore.cost.model import CostModel
 from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
@@ -35,26 +25,6 @@ MOST_GPUS_TIMES = 16  # how many times the GPUs of a design to try
 _SMALLEST_BATCH_PARTS = (2, 4, 8, 16)
 
 
-def design_refusal(
-    design: Design, solve: Solve, *, limited: bool, more: Sequence[str] = ()
-) -> NoFeasibleCandidateError:
-    """What is missing and what would do.
-
-    Args:
-        design: whose tables fit nowhere; its own plan does not matter.
-        solve: places the tables of a problem.
-        limited: limits were set on the placement.
-        more: remedies beside changes of the design, tried out under the limits.
-    """
-    problem, labels = tables_problem(design)
-    if limited and fullest_share(problem, solve) <= 1:
-        missing = Shortage("No placement of the tables fits into memory under the limits.", 0.0)
-        relaxed = "Without --limits the tables fit: relax `hbm_gib`, a pin or the kinds."
-        return refusal(missing, [relaxed, *more])
-    found = shortage_of(problem, labels, solve(problem))
-    return refusal(found, [*design_remedies(design, solve), *more, *_more_memory(problem, solve)])
-
-
 def tables_problem(design: Design) -> tuple[Problem, Labels]:
     """Every way to split the tables of a design, with memory alone."""
     return memory_of_tables(
@@ -64,22 +34,6 @@ def tables_problem(design: Design) -> tuple[Problem, Labels]:
         capacity_bytes=tables_capacity_bytes(design),
         fusion=design.fusion,
     )
-
-
-def instance_of_design(design: Design, cost: CostModel, *, cache_ratios: Sequence[float] = ()) -> Instance:
-    """The tables of a design as a cost instance, in the memory that the rest of the job leaves.
-
-    Large tables may also lie in host memory, behind caches of `cache_ratios` of their rows.
-    """
-    instance = estimated_instance(
-        _tables(design),
-        design.training,
-        design.system,
-        cost,
-        cache_ratios=cache_ratios,
-        fusion=design.fusion,
-    )
-    return replace(instance, capacity_bytes=tables_capacity_bytes(design))
 
 
 def _tables(design: Design) -> list[EmbeddingTable]:
@@ -202,11 +156,6 @@ def _bf16_and_more_gpus(design: Design, solve: Solve) -> str | None:
         if fits(_with_gpus(smaller, size), solve):
             return f"bf16 tables and {size} GPUs (--set training.table_precision=bf16 --set system.world_size={size})."
     return None
-
-
-def _more_memory(problem: Problem, solve: Solve) -> list[str]:
-    found = capacity_remedy(problem, solve)
-    return [] if found is None else [found]
 
 
 def _saved(design: Design, smaller: Design) -> str:

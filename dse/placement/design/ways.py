@@ -23,7 +23,7 @@ class Ways:
 
     Pieces of one table that share a rank are one wider shard, which may cost less than its parts. All splits of a table's
     columns are partitions of its finest pieces, and `f` *families* (a table's columns whole or split, its rows, its
-    copies) hold for each number of pieces on a rank the probe of that shard. A way is a family on so many ranks.
+    copies, each on the device and in host memory) hold for each number of pieces on a rank the probe of that shard. A way is a family on so many ranks.
 
     Attributes:
         table: `(w,)`.
@@ -34,6 +34,7 @@ class Ways:
         copies: `(f,)` ranks that hold the same columns: all for row parts and replicas, a machine's for staged tables.
         pieces: `(f,)` finest pieces.
         probe: `(f, m, 2)` of shards of 1, 2, ... pieces, with the larger and the smaller row part.
+        share: `(f,)` of the rows in device memory; 1 unless they lie in the host's.
     """
 
     table: Ints
@@ -44,6 +45,7 @@ class Ways:
     copies: Ints
     pieces: Ints
     probe: Ints
+    share: Array
 
     def kept(self, rows: Mask) -> Ways:
         """Without the ways that `(w,)` leaves out."""

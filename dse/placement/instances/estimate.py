@@ -166,7 +166,7 @@ def _forward_kernels(splits: Splits, training: Training, copies: int) -> list[Ke
 
 def _prefetch_kernels(splits: Splits, training: Training, copies: int) -> list[Kernel]:
     """What fills the caches of tables in the host's memory before their rows are looked up."""
-    cached = splits.cache_ratio < 1
+    cached = (splits.cache_ratio > 0) & (splits.cache_ratio < 1)
     if not cached.any():
         return []
     dims, index = _dims(splits, training, copies), float(training.index_dtype.bytes)

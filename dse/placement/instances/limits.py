@@ -15,41 +15,25 @@ import numpy as np
 
 from dse.placement.instances.labels import Labels
 from dse.placement.instances.limits_schema import KindEntry, LimitsFile
-from dse.placement.solver.problem import Array, Assignment, Ints, Mask, Problem, Where
+from dse.placement.instances.together import Together, groups_of, option_sets, put_together
+from dse.placement.solver.problem import Array, Ints, Mask, Problem, Where
 from dse.problems import Problems
 from dse.validation_text import nearest
 from dse.yaml_loader import Document, load_yaml
 from perfcore.units import BYTES_PER_GIB
 
 _READABLE = 200
-Option = tuple[str, str, int, int]  # type, kernel, where, shards: what tables that stay together must share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Limited:
-    """A problem under limits.
+class Limited(Together):
+    """A problem under limits, tables that stay together being one.
 
     Attributes:
-        problem: what is left to solve.
         labels: of what is left; tables that stay together have joined names.
-        members: for each table of `problem` the tables of the problem before.
-        options: for each option of `problem` an option of each member.
     """
 
-    problem: Problem
     labels: Labels
-    members: tuple[tuple[int, ...], ...]
-    options: tuple[tuple[int, ...], ...]
-
-    def original(self, assignment: Assignment) -> Assignment:
-        """The assignment of the problem before."""
-        count = sum(map(len, self.members))
-        option = np.zeros(count, dtype=np.int64)
-        ranks: list[tuple[int, ...]] = [()] * count
-        for members, chosen, placed in zip(self.members, assignment.option, assignment.ranks, strict=True):
-            for table, of_member in zip(members, self.options[chosen], strict=True):
-                option[table], ranks[table] = of_member, placed
-        return Assignment(option, tuple(ranks))
 
 
 def read_limits(path: Path) -> Document[LimitsFile]:
@@ -61,13 +45,21 @@ def read_limits(path: Path) -> Document[LimitsFile]:
     return load_yaml(path, LimitsFile)
 
 
+def without_section(document: Document[LimitsFile], section: str) -> Document[LimitsFile] | None:
+    """The limits without a section; nothing where it was not there."""
+    empty = type(document.value)()
+    if getattr(document.value, section) == getattr(empty, section):
+        return None
+    return replace(document, value=document.value.model_copy(update={section: getattr(empty, section)}))
+
+
 def unlimited(problem: Problem, labels: Labels) -> Limited:
     """The problem as it is."""
     return Limited(
         problem,
-        labels,
         tuple((t,) for t in range(problem.num_tables)),
         tuple((o,) for o in range(problem.num_options)),
+        labels,
     )
 
 
@@ -84,16 +76,15 @@ def limited(problem: Problem, labels: Labels, document: Document[LimitsFile]) ->
     problems.check()
     allowed = _allowed(problem, limits, position)
     kept = _kept_options(problem, labels, limits, position, allowed)
-    groups = _groups(limits, position, problem.num_tables)
-    sets = _option_sets(problem, labels, kept, groups)
-    _check_sets(sets, groups, labels, limits, allowed, problems)
+    groups = groups_of(limits, position, problem.num_tables)
+    keys = [
+        *zip(labels.types, labels.kernels, problem.where.tolist(), problem.shard_counts.tolist(), strict=True)
+    ]
+    sets = option_sets(keys, problem.first_option, kept, groups)
+    check_sets(sets, groups, labels.tables, limits, allowed, problems)
     problems.check()
-    return Limited(
-        _reduced(problem, limits, sets, groups, allowed),
-        _relabelled(labels, sets, groups),
-        groups,
-        tuple(s for table in sets for s in table),
-    )
+    left = put_together(_under(problem, limits, allowed), sets, groups)
+    return Limited(left.problem, left.members, left.options, _relabelled(labels, sets, groups))
 
 
 def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int, problems: Problems) -> None:
@@ -158,23 +149,47 @@ def pinned(allowed: Mask, limits: LimitsFile, position: Mapping[str, int]) -> Ma
 def _kept_options(
     problem: Problem, labels: Labels, limits: LimitsFile, position: Mapping[str, int], allowed: Mask
 ) -> Mask:
-    """`(o,)`: options that kinds and pins leave; a pinned table takes no option that needs ranks of its own choice."""
-    types, kernels = np.array(labels.types), np.array(labels.kernels)
-    words = np.array([k.partition("@")[0] for k in labels.kernels])  # a cache of any ratio
-    table = problem.table_of_option
-    kept = np.ones(problem.num_options, dtype=bool)
+    """`(o,)`: options that kinds and pins leave."""
+    fixed = np.isin(problem.where, (Where.ALL, Where.HOST))
+    return kept_options(
+        labels.types, labels.kernels, problem.table_of_option, fixed, limits, position, allowed
+    )
+
+
+def kept_options(
+    types: Sequence[str],
+    kernels: Sequence[str],
+    table: Ints,
+    fixed: Mask,
+    limits: LimitsFile,
+    position: Mapping[str, int],
+    allowed: Mask,
+) -> Mask:
+    """`(o,)`: options that kinds and pins leave.
+
+    Args:
+        types: `(o,)` sharding types.
+        kernels: `(o,)` compute kernels; a cache is followed by its ratio, which limits may leave away.
+        table: `(o,)`.
+        fixed: `(o,)` options that need ranks of their own choice, which a pinned table never takes.
+        limits: kinds.
+        position: of tables by name.
+        allowed: `(t, r)` ranks that pins leave.
+    """
+    words = np.array([k.partition("@")[0] for k in kernels])
+    kept = np.ones(len(table), dtype=bool)
     for entry in limits.kinds:
         concerned = _concerned(entry, table, position)
         if entry.allow is not None:
-            kept &= ~concerned | np.isin(types, entry.allow)
+            kept &= ~concerned | np.isin(np.array(types), entry.allow)
         if entry.forbid is not None:
-            kept &= ~(concerned & np.isin(types, entry.forbid))
+            kept &= ~(concerned & np.isin(np.array(types), entry.forbid))
         if entry.forbid_kernels is not None:
-            forbidden = np.isin(kernels, entry.forbid_kernels) | np.isin(words, entry.forbid_kernels)
+            forbidden = np.isin(np.array(kernels), entry.forbid_kernels) | np.isin(
+                words, entry.forbid_kernels
+            )
             kept &= ~(concerned & forbidden)
-    everywhere = np.asarray(allowed.all(axis=1))[table]
-    fixed = np.isin(problem.where, (Where.ALL, Where.HOST))
-    kept &= everywhere | ~fixed
+    kept &= np.asarray(allowed.all(axis=1))[table] | ~fixed
     return kept & np.asarray(allowed.any(axis=1))[table]
 
 
@@ -184,50 +199,19 @@ def _concerned(entry: KindEntry, table: Ints, position: Mapping[str, int]) -> Ma
     return np.isin(table, [position[name] for name in entry.tables])
 
 
-def _groups(limits: LimitsFile, position: Mapping[str, int], tables: int) -> tuple[tuple[int, ...], ...]:
-    """Tables by group, in the order of each group's first; a table by itself is a group."""
-    groups = [tuple(position[name] for name in group) for group in limits.together]
-    grouped = {t for g in groups for t in g}
-    return tuple(sorted([*groups, *((t,) for t in range(tables) if t not in grouped)], key=min))
-
-
-def _option_sets(
-    problem: Problem, labels: Labels, kept: Mask, groups: Sequence[tuple[int, ...]]
-) -> list[list[tuple[int, ...]]]:
-    """For each group its options: an option of each member, all of one type, kernel and number of shards."""
-    first = problem.first_option
-    counts = problem.shard_counts
-    sets: list[list[tuple[int, ...]]] = []
-    for group in groups:
-        options = [[o for o in range(first[t], first[t + 1]) if kept[o]] for t in group]
-        if len(group) == 1:
-            sets.append([(o,) for o in options[0]])
-            continue
-        by_key: list[dict[tuple[Option, int], int]] = []
-        for of_member in options:
-            seen: dict[Option, int] = {}
-            keyed = {}
-            for o in of_member:
-                key = (labels.types[o], labels.kernels[o], int(problem.where[o]), int(counts[o]))
-                seen[key] = seen.get(key, -1) + 1
-                keyed[key, seen[key]] = o
-            by_key.append(keyed)
-        sets.append([tuple(k[key] for k in by_key) for key in by_key[0] if all(key in k for k in by_key)])
-    return sets
-
-
-def _check_sets(
+def check_sets(
     sets: Sequence[Sequence[tuple[int, ...]]],
     groups: Sequence[tuple[int, ...]],
-    labels: Labels,
+    tables: Sequence[str],
     limits: LimitsFile,
     allowed: Mask,
     problems: Problems,
 ) -> None:
+    """Every group has an option and a rank that all of its tables may take."""
     for group, options in zip(groups, sets, strict=True):
         if options and allowed[list(group)].all(axis=0).any():
             continue
-        names = [labels.tables[t] for t in group]
+        names = [tables[t] for t in group]
         if len(group) > 1:
             place: tuple[str | int, ...] = (
                 "together",
@@ -249,49 +233,15 @@ def _check_sets(
         )
 
 
-def _reduced(
-    problem: Problem,
-    limits: LimitsFile,
-    sets: Sequence[Sequence[tuple[int, ...]]],
-    groups: Sequence[tuple[int, ...]],
-    allowed: Mask,
-) -> Problem:
-    options = [s for table in sets for s in table]
-    cost, bytes_, host_bytes = _summed_shards(problem, options)
-    lead = np.array([s[0] for s in options], dtype=np.int64)
-    together = np.stack([allowed[list(g)].all(axis=0) for g in groups])
-    host = problem.host_capacity_bytes
-    if limits.host_gib is not None:
-        host = np.minimum(host, limits.host_gib * BYTES_PER_GIB)
+def _under(problem: Problem, limits: LimitsFile, allowed: Mask) -> Problem:
+    """The problem with the memory and the ranks that limits leave."""
     return replace(
         problem,
-        first_option=_starts([len(s) for s in sets]),
-        first_shard=_starts(problem.shard_counts[lead].tolist()),
-        where=problem.where[lead],
-        cost=cost,
-        bytes=bytes_,
-        host_bytes=host_bytes,
         capacity_bytes=ranks_capacity(problem.capacity_bytes, limits),
-        slowness=_slowness(problem, limits),
-        host_capacity_bytes=host,
-        allowed=None if bool(together.all()) else together,
+        slowness=slower(problem.slowness, limits),
+        host_capacity_bytes=hosts_capacity(problem.host_capacity_bytes, limits),
+        allowed=None if bool(allowed.all()) else allowed,
     )
-
-
-def _summed_shards(problem: Problem, options: Sequence[tuple[int, ...]]) -> tuple[Array, Array, Array]:
-    """Costs, bytes and host bytes of the options' shards: shard i of a group is shard i of each member."""
-    first = problem.first_shard
-    at = np.concatenate([np.arange(first[s[0]], first[s[0] + 1]) for s in options])
-    sums = [problem.cost[at], problem.bytes[at], problem.host_bytes[at]]
-    begin = 0
-    for members in options:
-        end = begin + int(first[members[0] + 1] - first[members[0]])
-        for o in members[1:]:
-            shards = slice(first[o], first[o + 1])
-            for total, values in zip(sums, (problem.cost, problem.bytes, problem.host_bytes), strict=True):
-                total[begin:end] += values[shards]
-        begin = end
-    return sums[0], sums[1], sums[2]
 
 
 def ranks_capacity(capacity_bytes: Array, limits: LimitsFile) -> Array:
@@ -305,8 +255,16 @@ def ranks_capacity(capacity_bytes: Array, limits: LimitsFile) -> Array:
     return capacity
 
 
-def _slowness(problem: Problem, limits: LimitsFile) -> Array:
-    slowness = problem.slowness.copy()
+def hosts_capacity(capacity_bytes: Array, limits: LimitsFile) -> Array:
+    """`(h,)`: a limit lowers the capacity."""
+    if limits.host_gib is None:
+        return capacity_bytes
+    return np.asarray(np.minimum(capacity_bytes, limits.host_gib * BYTES_PER_GIB))
+
+
+def slower(slowness: Array, limits: LimitsFile) -> Array:
+    """`(r,)`: ranks that differ."""
+    slowness = slowness.copy()
     for entry in limits.ranks:
         slowness[entry.ranks] *= entry.slowness
     return slowness
@@ -322,7 +280,3 @@ def _relabelled(
         kernels=tuple(labels.kernels[o] for o in lead),
         events=labels.events,
     )
-
-
-def _starts(counts: Sequence[int]) -> Ints:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

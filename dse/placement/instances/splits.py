@@ -55,10 +55,11 @@ class Splits:
     @property
     def kernels(self) -> tuple[str, ...]:
         """`(o,)` compute kernels; a cache is followed by its ratio: `fused_uvm_caching@0.2`."""
-        dense, cached = self.of_kind("data_parallel"), f"{ComputeKernel.FUSED_UVM_CACHING}@"
+        on_device = {True: str(ComputeKernel.DENSE), False: str(ComputeKernel.FUSED)}
+        cached = f"{ComputeKernel.FUSED_UVM_CACHING}@"
         return tuple(
-            str(ComputeKernel.DENSE) if d else str(ComputeKernel.FUSED) if r == 1 else f"{cached}{r:g}"
-            for d, r in zip(dense, self.cache_ratio, strict=True)
+            on_device[d] if r == 1 else f"{cached}{r:g}" if r > 0 else str(ComputeKernel.FUSED_UVM)
+            for d, r in zip(self.of_kind("data_parallel").tolist(), self.cache_ratio.tolist(), strict=True)
         )
 
     def shards(self) -> Shards:

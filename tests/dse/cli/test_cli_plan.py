@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -213,19 +214,40 @@ def test_a_design_under_limits(tmp_path: Path) -> None:
     assert {r["capacity_gib"] for r in answer["ranks"]} == {40}
 
 
-def test_limits_that_the_bound_does_not_know_go_by_the_tables(tmp_path: Path) -> None:
+def test_tables_that_stay_together_and_slower_ranks(tmp_path: Path) -> None:
     limits = tmp_path / "limits.yaml"
     limits.write_text("together: [[table_00, table_09]]\n")
     answer = planned(DESIGN, *QUICK, "--limits", limits)
     tables = {t["table"]: t for t in answer["tables"]}
     assert tables["table_00"]["ranks"] == tables["table_09"]["ranks"]
-    assert answer["facts"]["iteration time of this plan"].endswith("ms")
-    assert answer["objective"] == "critical path"
+    assert tables["table_00"]["together_with"] == ["table_09"]
+    assert 0 < answer["lower_bound_ms"] <= answer["iteration_time_ms"]
     limits.write_text("ranks: [{ranks: 4-7, slowness: 3}]\n")
     slower = planned(DESIGN, *QUICK, "--limits", limits)
-    assert "iteration time of this plan" not in slower["facts"]
+    assert slower["facts"]["ranks of another pace"] == "4 of 8, 3 times as long"
+    assert answer["iteration_time_ms"] < slower["lower_bound_ms"] <= slower["iteration_time_ms"]
     exported = call(DESIGN, *QUICK, "--limits", limits, "--export", "torchrec")
     assert "def sharding_plan" in exported.stdout
+
+
+def test_dense_gradients_and_kernels_that_limits_forbid(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("kinds: [{tables: [table_05], forbid_kernels: [fused], forbid: [data_parallel]}]\n")
+    result = call(DESIGN, *QUICK, "--limits", limits, code=2)
+    assert "the limits leave table 'table_05' no kind of sharding" in result.stderr
+    answer = planned(DESIGN, *QUICK, "--dense", "--limits", limits)
+    kernels = {t["table"]: t["kernel"] for t in answer["tables"] if t["type"] != "data_parallel"}
+    assert kernels["table_05"] == "dense"
+    assert set(kernels.values()) == {"fused", "dense"}
+
+
+def test_columns_on_one_machine(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("kinds: [{tables: [table_19], allow: [table_column_wise]}]\n")
+    sixteen = ("--set", "system.world_size=16")
+    tables = {t["table"]: t for t in planned(DESIGN, *sixteen, *QUICK, "--limits", limits)["tables"]}
+    assert tables["table_19"]["type"] == "table_column_wise"
+    assert len({rank // 8 for rank in tables["table_19"]["ranks"]}) == 1
 
 
 def test_a_design_that_fits_nowhere() -> None:
@@ -326,7 +348,7 @@ ALONE = (
 @pytest.mark.parametrize(
     ("limits", "code", "said"),
     [
-        ("hbm_gib: 20\n", 3, "under the limits"),
+        ("hbm_gib: 20\n", 3, "The limits without their section `hbm_gib`."),
         ("kinds: [{forbid: [table_wise]}]\n", 2, "no kind of sharding"),
         ("pin: [{table: table_00, ranks: [1]}]\n", 2, "there is rank 0 alone, but got 1"),
         ("hbm_gib: 40\n", 0, ""),
@@ -347,11 +369,18 @@ def test_pins_that_exclude_one_another(what: tuple[object, ...], tmp_path: Path)
     assert "limits.yaml:1:" in result.stderr
 
 
-def test_an_imported_plan_is_not_ignored(tmp_path: Path) -> None:
+def test_an_imported_plan_runs_on_the_slower_ranks(tmp_path: Path) -> None:
     limits = tmp_path / "limits.yaml"
     limits.write_text("ranks: [{ranks: 4-7, slowness: 3}]\n")
-    result = call(DESIGN, *QUICK, "--limits", limits, "--import", tmp_path / "plan.json", code=2)
-    assert "`slowness` does not go with --import" in result.stderr
+    call(DESIGN, *QUICK, "--export", "torchrec", "-o", tmp_path / "plan.py")
+    text = subprocess.run(
+        [sys.executable, tmp_path / "plan.py"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    (tmp_path / "plan.json").write_text(text)
+    answer = planned(DESIGN, *QUICK, "--limits", limits, "--import", tmp_path / "plan.json")
+    slower = re.search(r"([+-][\d.]+) % beside this plan", answer["facts"]["imported plan plan.json"])
+    assert slower is not None  # it was made for ranks that are alike
+    assert float(slower[1]) > 10
 
 
 def test_too_little_host_memory(tmp_path: Path) -> None:

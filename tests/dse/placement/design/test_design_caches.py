@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from design_cases import instance_of_design
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.config import load_design
 from dse.placement.capacity import tables_capacity_bytes
-from dse.placement.design.shortage import instance_of_design
 from dse.placement.instances.instance import Instance, Objective
 from dse.placement.solver.problem import Assignment, Where, loads_of
 from dse.placement.torchrec.assigned import plan_of_assignment

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from dse.config import load_design
-from dse.placement.design.shortage import design_refusal, fits, tables_problem
+from dse.errors import NoFeasibleCandidateError
+from dse.placement.design.certify import plan_design
+from dse.placement.design.shortage import design_remedies, fits, tables_problem
 from dse.placement.solver.alternatives import alternatives
 from dse.placement.solver.problem import Assignment, Loads, Problem, Where
 from perfcore.design.design import Design
 from perfcore.design.sharding import ShardingPlan, shards_of
 from perfcore.graph.dims import dims_of, structure_of
 from perfcore.memory import embedding_bytes
+from perfcore.predictor import Predictor
+from perfcore.profile.profile import priced
 
 FILE = Path(__file__).parents[4] / "spaces" / "designs" / "criteo_8gpu.yaml"
 
@@ -46,9 +50,11 @@ def greedy(problem: Problem) -> Assignment:
 
 
 def refusal_of(*overrides: str) -> tuple[str, str]:
-    err = design_refusal(design(*overrides), greedy, limited=False)
-    assert err.exit_code == 3
-    return err.message, err.hint or ""
+    small, profile = priced(design(*overrides), None)
+    with pytest.raises(NoFeasibleCandidateError) as refused:
+        plan_design(small, predictor=Predictor(profile), remedies=lambda: [*design_remedies(small, greedy)])
+    assert refused.value.exit_code == 3
+    return refused.value.message, refused.value.hint or ""
 
 
 def test_memory_is_that_of_the_predictor() -> None:
@@ -85,9 +91,3 @@ def test_one_change_is_not_enough_but_two_are() -> None:
     )
     assert "missing" in message
     assert hint
-
-
-def test_a_design_that_fits_only_without_limits() -> None:
-    err = design_refusal(design(), greedy, limited=True)
-    assert "under the limits" in err.message
-    assert "Without --limits the tables fit" in (err.hint or "")

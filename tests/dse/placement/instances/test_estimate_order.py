@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from design_cases import instance_of_design
 from scipy.stats import kendalltau
 
 from dse.config import load_design
-from dse.placement.design.shortage import instance_of_design
 from dse.placement.instances.instance import Instance, Objective
 from dse.placement.solver.problem import Assignment, Problem, Where, loads_of
 from perfcore.design.design import Design
