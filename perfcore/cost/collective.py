@@ -1,8 +1,9 @@
 """Collectives: measured tables over size inside a machine, links between machines.
 
-Inside: log time less that of a straight line, `latency + bytes / bandwidth` through the ends, is interpolated over log
-bytes, half linearly (protocols switch at kinks) and half by cubics (Fritsch and Carlson 1980), and kept monotone; above
-the largest measured size the last bus bandwidth holds, below the smallest the time stands still. Other world sizes scale the nearest measured one by
+Inside: times that fall while the size grows are noise, and take their mean (isotonic regression). Log time less that of a
+straight line, `latency + bytes / bandwidth` through the ends, is interpolated over log bytes by cubics that overshoot
+nowhere (Fritsch and Carlson 1980), and kept monotone; above the largest measured size the last bus bandwidth holds,
+below the smallest the time stands still. Other world sizes scale the nearest measured one by
 the bytes each rank must move; a node without a table is `latency + bytes moved / link bandwidth`.
 Between machines a collective is hierarchical: a stage inside, and a stage on each GPU's own network link.
 """
@@ -39,7 +40,7 @@ class SizeCurve:
             )
         if not bool(np.all(np.isfinite(times) & (times > 0)) and np.isfinite(sizes[-1]) and sizes[0] > 0):
             raise ProfileError("Sizes and times of a collective must be positive and finite.")
-        x, y = np.log(sizes), np.log(np.maximum.accumulate(times))
+        x, y = np.log(sizes), increasing(np.log(times))
         self._x, self._y = _between(x, y)
         self.range_bytes = (float(bytes_[0]), float(bytes_[-1]))
         self._s_per_byte = float(np.exp(y[-1] - x[-1])) / US_PER_S
@@ -162,6 +163,21 @@ def bytes_factor(kind: CollectiveKind, world_size: int) -> float:
     return rounds * (world_size - 1) / world_size
 
 
+def increasing(values: Array) -> Array:
+    """`(s,)`: the sequence nearest in squares that never falls: runs that fall are pooled to their means."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        mean, count = value, 1
+        while means and means[-1] > mean:
+            mean = (mean * count + means[-1] * counts[-1]) / (count + counts[-1])
+            count += counts.pop()
+            means.pop()
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)
+
+
 def _between(x: Array, y: Array) -> tuple[Array, Array]:
     """Log sizes and log times at and between the measured ones, both increasing."""
     at = np.repeat(np.arange(len(x) - 1), STEPS)
@@ -173,8 +189,7 @@ def _between(x: Array, y: Array) -> tuple[Array, Array]:
     slopes = _slopes(x, rest)
     rise = (1 + 2 * t) * (1 - t) ** 2 * rest[at] + t * t * (3 - 2 * t) * rest[at + 1]
     cubic = rise + width * t * (1 - t) * ((1 - t) * slopes[at] - t * slopes[at + 1])
-    linear = (1 - t) * rest[at] + t * rest[at + 1]
-    found = np.clip(line[len(x) :] + (cubic + linear) / 2, y[at], y[at + 1])
+    found = np.clip(line[len(x) :] + cubic, y[at], y[at + 1])
     return np.append(dense, x[-1]), np.append(np.maximum.accumulate(found), y[-1])
 
 

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import TILES, GemmRoofline, GemmShapes, gemm_roofline, peak_flops_per_s
+from perfcore.cost.simt import SimtTiles
 from perfcore.cost.stacking import stack
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType, Gemm, GemmLayout
+from perfcore.units import US_PER_S
 
 Array = NDArray[np.float64]
 Correction = Callable[[NDArray[np.float32]], Array]
@@ -46,6 +48,9 @@ class GemmParams:
         batched_efficiency: likewise of products in batches, which libraries serve with other kernels; 0: as one product.
         batched_floor_us: likewise.
         clock_share: sustained (or locked) clock over the data sheet's boost clock.
+        tiles: single-precision tiles of the device's library; `None`: any tile, at the peak.
+        vector_floor_us: start-up of a product one of whose dims is 1, which libraries serve with kernels without tiles.
+        vector_efficiency: share of the memory bandwidth that they reach; 0: such products are priced as others.
     """
 
     efficiency: float
@@ -59,6 +64,9 @@ class GemmParams:
     batched_floor_us: float = 0.0
     log_error_90: float = 0.0
     log_error_90_outside: float = 0.0
+    tiles: SimtTiles | None = None
+    vector_floor_us: float = 0.0
+    vector_efficiency: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +93,16 @@ class GemmModel:
     def price_us(self, shapes: GemmShapes, dtype: DType) -> Array:
         """`(s,)` durations of products whose dims are all positive."""
         params = self.params[dtype]
+        us = self._tiled_us(shapes, dtype)
+        if params.vector_efficiency > 0:
+            vector = np.minimum(np.minimum(shapes.m, shapes.n), shapes.k) == 1
+            us = np.where(vector, np.minimum(us, vector_us(shapes, self.device, dtype, params)), us)
+        return us
+
+    def _tiled_us(self, shapes: GemmShapes, dtype: DType) -> Array:
+        params = self.params[dtype]
         device = at_clock_share(self.device, params.clock_share)
-        line = gemm_roofline(shapes, device, dtype)
+        line = gemm_roofline(shapes, device, dtype, params.tiles)
         us = analytic_us(line, params)
         if params.batched_efficiency > 0:
             batched = line.us / params.batched_efficiency + params.batched_floor_us
@@ -96,7 +112,7 @@ class GemmModel:
             return us
         inside = clamp(shapes, params)
         same = all(np.array_equal(getattr(inside, d), getattr(shapes, d)) for d in ("batch", "m", "n", "k"))
-        inside_line = line if same else gemm_roofline(inside, device, dtype)
+        inside_line = line if same else gemm_roofline(inside, device, dtype, params.tiles)
         exponent = correction(features(inside, inside_line, device, dtype, params))
         return us * np.exp(exponent * trust(shapes, line, params))
 
@@ -134,6 +150,21 @@ def at_clock_share(device: Device, share: float) -> Device:
 def analytic_us(roofline: GemmRoofline, params: GemmParams) -> Array:
     """`(s,)`: the roofline at the efficiency of large products, plus start-up."""
     return roofline.us / params.efficiency + params.floor_us
+
+
+def vector_us(shapes: GemmShapes, device: Device, dtype: DType, params: GemmParams) -> Array:
+    """`(s,)`: products by a vector or of two vectors, bound by memory.
+
+    In training `A` was just written and `C` is about to be read: they move at the cache's rate while they fill no more
+    than half of it, and from device memory once they exceed it, of which a least recently used cache keeps nothing.
+    `B` (weights, or for weight gradients the stored input) comes from device memory.
+    """
+    warm = shapes.batch * shapes.m * (shapes.k + shapes.n) * dtype.bytes
+    cold = shapes.batch * shapes.k * shapes.n * dtype.bytes
+    beyond = np.clip(2.0 * warm / device.l2_bytes - 1.0, 0.0, 1.0)
+    from_memory = (cold + beyond * warm) / (params.vector_efficiency * device.hbm_bytes_per_s)
+    from_cache = (1.0 - beyond) * warm / device.l2_bytes_per_s
+    return np.asarray(params.vector_floor_us + (from_memory + from_cache) * US_PER_S, dtype=np.float64)
 
 
 def clamp(shapes: GemmShapes, params: GemmParams) -> GemmShapes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.cost.simt import SIMT_SPLITS, SIMT_TILES, SimtTiles, simt_seconds
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType
 from perfcore.units import US_PER_S
@@ -41,6 +42,7 @@ _ROWS = np.array([t[0] for t in TILES for _ in K_SPLITS], dtype=np.float64)
 _COLS = np.array([t[1] for t in TILES for _ in K_SPLITS], dtype=np.float64)
 _SPLIT = np.array([s for _ in TILES for s in K_SPLITS], dtype=np.float64)
 _CHUNK = 1024  # rows whose candidates fit in a core's cache
+MOST_OCTAVES = 8.0  # of a tile that a library lacks
 _NOTHING = (np.empty(0), np.empty(0, dtype=np.intp), np.empty(0), np.empty((0, len(TILES))))
 
 
@@ -101,25 +103,30 @@ def peak_flops_per_s(device: Device, dtype: DType) -> float:
     return peaks[dtype]
 
 
-def gemm_roofline(shapes: GemmShapes, device: Device, dtype: DType) -> GemmRoofline:
+def gemm_roofline(
+    shapes: GemmShapes, device: Device, dtype: DType, tiles: SimtTiles | None = None
+) -> GemmRoofline:
     """The tiled roofline of products on a device.
 
     Args:
         shapes: `(s,)` dims, all positive.
         device: its peak, cache and memory bandwidth, number of multiprocessors.
         dtype: arithmetic.
+        tiles: the single-precision tiles that its library has; without, all of `TILES` at the peak.
 
     Returns:
         The parts, `(s,)` each, without any launch or start-up time.
     """
     size = len(shapes.m)
-    parts = [_tiled(shapes.take(slice(at, at + _CHUNK)), device, dtype) for at in range(0, size, _CHUNK)]
+    chunks = [shapes.take(slice(at, at + _CHUNK)) for at in range(0, size, _CHUNK)]
+    parts = [_tiled(c, device, dtype) if tiles is None else _simt(c, device, tiles) for c in chunks]
     seconds, choice, waves, octaves = (
         (np.concatenate(p) for p in zip(*parts, strict=True)) if parts else _NOTHING
     )
+    hbm_us = shapes.hbm_bytes(dtype.bytes) / device.hbm_bytes_per_s * US_PER_S
     return GemmRoofline(
         tiled_us=seconds * US_PER_S,
-        hbm_us=shapes.hbm_bytes(dtype.bytes) / device.hbm_bytes_per_s * US_PER_S,
+        hbm_us=hbm_us if tiles is None else hbm_us / tiles.memory_efficiency,
         choice=choice,
         waves=waves,
         tile_octaves=octaves,
@@ -141,3 +148,18 @@ def _tiled(shapes: GemmShapes, device: Device, dtype: DType) -> tuple[Array, NDA
     fastest = seconds[at, best]
     by_tile = seconds.reshape(len(best), len(TILES), len(K_SPLITS)).min(axis=2)
     return fastest, best, waves[at, best], np.log2(by_tile / fastest[:, None])
+
+
+def _simt(
+    shapes: GemmShapes, device: Device, tiles: SimtTiles
+) -> tuple[Array, NDArray[np.intp], Array, Array]:
+    """As `_tiled`, of the tiles that a library has."""
+    seconds, waves = simt_seconds(
+        (shapes.batch[:, None], shapes.m[:, None], shapes.n[:, None], shapes.k[:, None]), device, tiles
+    )
+    best = np.argmin(seconds, axis=1)
+    at = np.arange(len(best))
+    fastest = seconds[at, best]
+    by_tile = seconds.reshape(len(best), len(SIMT_TILES), len(SIMT_SPLITS)).min(axis=2)
+    octaves = np.minimum(np.log2(by_tile / fastest[:, None]), MOST_OCTAVES)
+    return fastest, best, waves[at, best], octaves

@@ -17,6 +17,7 @@ from perfcore.cost.learned import Residual
 from perfcore.cost.measured import Fit, MeasuredModel
 from perfcore.cost.memory_bound import MemoryBoundFormulas, Rate
 from perfcore.cost.model import Calibration
+from perfcore.cost.simt import SimtTiles
 from perfcore.cost.stacking import FormulaModel
 from perfcore.design.hardware import Device, Node
 from perfcore.graph import kernels as k
@@ -130,6 +131,9 @@ def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
             clock_share=values.number("clock_share") if "clock_share" in values else 1.0,
             batched_efficiency=_stated(values, "batched_efficiency"),
             batched_floor_us=_stated(values, "batched_floor_us"),
+            tiles=_tiles(values),
+            vector_floor_us=_stated(values, "vector_floor_us"),
+            vector_efficiency=_stated(values, "vector_efficiency"),
         )
         if "correction" in entry:
             path = (folder / entry.text("correction")).resolve()
@@ -137,6 +141,16 @@ def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
                 raise entry.error(f"names a file that is missing: {path}", "correction")
             corrections[dtype] = Residual(path)
     return GemmModel(device, params, corrections)
+
+
+def _tiles(values: Section) -> SimtTiles | None:
+    if "tile_efficiency" not in values:
+        return None
+    return SimtTiles(
+        tuple(values.numbers("tile_efficiency")),
+        tuple(mark > 0 for mark in values.numbers("batched_tiles")),
+        values.number("memory_efficiency"),
+    )
 
 
 def _quad(values: Section, key: str) -> tuple[float, float, float, float]:

@@ -22,7 +22,7 @@ from perfcore.design import hardware
 from perfcore.design.hardware import Device
 from perfcore.errors import ProfileError
 from perfcore.graph.kernels import DType
-from perfcore.profile import fit_gemm, fit_tables
+from perfcore.profile import fit_fp32, fit_gemm, fit_tables
 from perfcore.profile.accuracy import AWKWARD
 from perfcore.profile.build import embedding_formulas, kernel_models
 from perfcore.profile.fit_batched import BatchedFit, fit_batched
@@ -33,6 +33,7 @@ from perfcore.profile.fit_checks import (
     awkward_products,
     published_kernel_errors,
 )
+from perfcore.profile.fit_checks_memory import MEMORY_FILE, MEMORY_SPLITS, memory_kernel_errors
 from perfcore.profile.fit_gemm import Errors, GemmFit, Samples
 from perfcore.profile.fit_trees import Trees
 from perfcore.profile.plots import HELD_OUT
@@ -105,7 +106,8 @@ def fit_all(data: Path, out: Path) -> None:
     floors = constants["kernels"]
     boards = board_devices(out)
     bf16 = _bf16(data)
-    fp32 = _fp32(data, boards, floors)
+    vector = _vector(data, boards, floors)
+    fp32 = _fp32(data, boards, floors, vector)
     gemm = {**_fit_each(bf16, BF16_TREES, floors), **_fit_each(fp32, FP32_TREES, floors)}
     fits = Fits(
         gemm=gemm,
@@ -115,7 +117,7 @@ def fit_all(data: Path, out: Path) -> None:
                 [s for n, (s, _) in fp32.items() if n not in THROTTLED], FP32_POOLED_TREES, out, floors
             ),
         },
-        vector=_vector(data, boards, floors),
+        vector=vector,
         curves=_curves(data),
         batched=_batched(data, {name: gemm[DType.BF16, name].params for name in BF16_SYSTEMS.values()}),
     )
@@ -132,20 +134,19 @@ def fit_all(data: Path, out: Path) -> None:
 
 def add_checks(paper: Path, folder: Path, *, rows: list[float]) -> None:
     """State the errors on published V100 kernels in the profile at the same clock."""
-    for name in (GEMM_FILE, EMBEDDING_FILE):
+    for name in (GEMM_FILE, EMBEDDING_FILE, MEMORY_FILE):
         _require(paper / name)
     content = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
     device, section = hardware.device(folder.name), read_json(folder / "profile.json")
     costs = CostModel(kernel_models(section, folder, device=device, node=hardware.default_node(device.name)))
     formulas = embedding_formulas(section.section("kernels"), device)
+    found = published_kernel_errors(paper, costs, formulas, mlperf_rows=rows)
+    splits = EMBEDDING_SPLITS | MEMORY_SPLITS
     content["known_errors"] += [
         known_error(
-            kernel,
-            error,
-            EMBEDDING_SPLITS.get(kernel, "never fitted on"),
-            "ml_perf_model, V100 at a locked clock",
+            kernel, error, splits.get(kernel, "never fitted on"), "ml_perf_model, V100 at a locked clock"
         )
-        for kernel, error in published_kernel_errors(paper, costs, formulas, mlperf_rows=rows)
+        for kernel, error in (*found, *memory_kernel_errors(paper, costs))
     ]
     _write_json(folder / "profile.json", content)
     _write_json(folder / AWKWARD, {"source": AWKWARD_SOURCE, "products": awkward_products(paper)})
@@ -220,16 +221,27 @@ def _bf16(data: Path) -> dict[str, tuple[Samples, Samples]]:
 
 
 def _fp32(
-    data: Path, boards: Mapping[str, Device], constants: Mapping[str, Any]
+    data: Path,
+    boards: Mapping[str, Device],
+    constants: Mapping[str, Any],
+    vector: Mapping[str, fit_tables.VectorFit],
 ) -> dict[str, tuple[Samples, None]]:
     frame = _parquet(data / "kernels" / "gemm_fp32.parquet")
+    rows = {name: frame[frame["gpu"] == gpu] for gpu, name in FP32_GPUS.items()}
+    launch_us = constants["elementwise"]["parameters"]["floor_us"]
+    told = {n: fit_fp32.timings(r, boards[n], launch_us=launch_us) for n, r in rows.items()}
+    timed = fit_fp32.filled(told)
+    logger.info("host times and gaps, in us: %s", timed)
     floor_us = constants["gemm_fp32"]["parameters"]["floor_us"]
-    sets: dict[str, tuple[Samples, None]] = {}
-    for gpu, name in FP32_GPUS.items():
-        samples, gaps = fit_gemm.fp32_samples(frame[frame["gpu"] == gpu], boards[name], floor_us=floor_us)
-        logger.info("%s: launch gaps subtracted, in us: %s", name, gaps)
-        sets[name] = (samples, None)
-    return sets
+    return {
+        n: (
+            fit_fp32.fp32_samples(
+                r, boards[n], timed[n], floor_us=floor_us, memory_efficiency=vector[n].common
+            ),
+            None,
+        )
+        for n, r in rows.items()
+    }
 
 
 def _fit_each(

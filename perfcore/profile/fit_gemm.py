@@ -1,10 +1,9 @@
 """Fit matrix products: efficiency and floor of the roofline, then the learned correction.
 
 bf16 labels are device times, the median over framework versions of a shape. fp32 labels are times of one eager op
-between two events: a launch gap lies before the kernel. The gap of each op is what the smallest products take less
-the start-up of a kernel; it is subtracted. Errors are reported on rows of at least 0.2 ms, in which the gap is
-small; shorter rows are fitted too, the less weight the larger the gap's share, because a choice of rows by their
-measured time would keep only the slow ones among short kernels.
+between two events less what precedes the kernel (`perfcore.profile.fit_fp32`). Errors are reported on rows of at least
+0.2 ms, in which that is little; shorter rows are fitted too, the less weight the larger its share, because a choice
+of rows by their measured time would keep only the slow ones among short kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from perfcore.cost.gemm import TILE_COLUMNS, GemmModel, GemmParams, analytic_us,
 from perfcore.cost.learned import Trees as FittedTrees
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import GemmShapes, gemm_roofline
+from perfcore.cost.simt import SimtTiles, median_tiles
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType
 from perfcore.profile.fit_neighbours import fit_neighbours
@@ -32,8 +32,8 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 FOLDS = 20  # of (n, k) pairs: 14 to fit, 3 to choose the number of trees, 3 to report
+TRAIN_FOLDS = 14
 MIN_FP32_US = 200.0
-MIN_FP32_ROOFLINE_US = 10.0
 LARGE_US = 200.0
 DLRM_MIN_M, DLRM_MAX_WIDTH = 1024, 2048
 POOLED_ROWS_PER_DEVICE = 10_000
@@ -51,6 +51,8 @@ class Samples:
         shapes: `(s,)` dims.
         us: `(s,)` device times.
         device_share: `(s,)`: part of the measured time that is device time; 1 without a launch gap.
+        tiles: of the device's single-precision kernels, where they are known.
+        shortest_us: below it, by the roofline, no sample of some operator is kept.
     """
 
     device: Device
@@ -58,6 +60,8 @@ class Samples:
     shapes: GemmShapes
     us: Array
     device_share: Array
+    tiles: SimtTiles | None = None
+    shortest_us: float = 0.0
 
     @property
     def reported(self) -> Mask:
@@ -66,7 +70,8 @@ class Samples:
 
     def take(self, at: Any) -> Samples:
         """The samples at these places, or where this mask holds."""
-        return Samples(self.device, self.dtype, self.shapes.take(at), self.us[at], self.device_share[at])
+        taken = (self.shapes.take(at), self.us[at], self.device_share[at])
+        return Samples(self.device, self.dtype, *taken, self.tiles, self.shortest_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +131,9 @@ def bf16_versions(frame: pd.DataFrame, device: Device) -> Samples:
     return _samples(frame.assign(batch=1), device, DType.BF16, us, share=np.ones_like(us))
 
 
-def fp32_samples(frame: pd.DataFrame, device: Device, *, floor_us: float) -> tuple[Samples, dict[str, float]]:
-    """Rows of one GPU of the fp32 table, the launch gap of each op subtracted; and the gaps in µs."""
-    gaps = {
-        str(op): max(float(g["latency_ms"].quantile(0.01)) * 1e3 - floor_us, 0.0)
-        for op, g in frame.groupby("op")
-    }
-    latency_us = frame["latency_ms"].to_numpy() * 1e3
-    us = latency_us - frame["op"].map(gaps).to_numpy()
-    samples = _samples(frame, device, DType.FP32, us, share=us / latency_us)
-    line = gemm_roofline(samples.shapes, device, DType.FP32)
-    return samples.take((us > 0) & (line.us >= MIN_FP32_ROOFLINE_US)), gaps
-
-
 def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) -> GemmParams:
     """Efficiency from large products (the median share of the roofline), the fitted range from all."""
-    line = gemm_roofline(samples.shapes, samples.device, samples.dtype)
+    line = gemm_roofline(samples.shapes, samples.device, samples.dtype, samples.tiles)
     large = line.us >= LARGE_US
     share = float(np.median(line.us[large] / samples.us[large]))
     values = [samples.shapes.batch, samples.shapes.m, samples.shapes.n, samples.shapes.k]
@@ -152,7 +144,8 @@ def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) ->
         low=(low[0], low[1], low[2], low[3]),
         high=(high[0], high[1], high[2], high[3]),
         basis=basis,
-        correction_from_us=MIN_FP32_ROOFLINE_US if samples.dtype is DType.FP32 else 0.0,
+        correction_from_us=round(samples.shortest_us, 2),
+        tiles=samples.tiles,
     )
 
 
@@ -170,7 +163,7 @@ def fit_gemm(
     on a grid are also told by a table of their neighbours.
     """
     fold = nk_folds(samples.shapes)
-    train, valid = fold < 14, (fold >= 14) & (fold < 17) & samples.reported
+    train, valid = fold < TRAIN_FOLDS, (fold >= TRAIN_FOLDS) & (fold < 17) & samples.reported
     test = (fold >= 17) & samples.reported
     params = roofline_params(samples.take(train), floor_us=floor_us, basis=basis)
     inputs, target = _inputs(samples, params)
@@ -186,11 +179,11 @@ def fit_gemm(
     )
     fitted = grown.trees
     shown, every = samples.take(test), samples if versions is None else versions
-    base = analytic_us(gemm_roofline(shown.shapes, shown.device, shown.dtype), params)
+    base = analytic_us(gemm_roofline(shown.shapes, shown.device, shown.dtype, params.tiles), params)
     at = shown.shapes
     like_dlrm = (at.m >= DLRM_MIN_M) & (at.n <= DLRM_MAX_WIDTH) & (at.k <= DLRM_MAX_WIDTH)
     every_fold = nk_folds(every.shapes)
-    chosen = every.take((every_fold >= 14) & (every_fold < 17) & every.reported)
+    chosen = every.take((every_fold >= TRAIN_FOLDS) & (every_fold < 17) & every.reported)
     unseen = every.take((every_fold >= 17) & every.reported)
     spread = log_error_90(predict_us(chosen, params, fitted), chosen.us)
     whole = replace(roofline_params(samples, floor_us=floor_us, basis=basis), log_error_90=spread)
@@ -274,19 +267,22 @@ def _pooled_params(sets: list[Samples], *, floor_us: float) -> GemmParams:
         low=(float(low[0]), float(low[1]), float(low[2]), float(low[3])),
         high=(float(high[0]), float(high[1]), float(high[2]), float(high[3])),
         basis=Calibration.EXTRAPOLATED,
-        correction_from_us=each[0].correction_from_us,
+        correction_from_us=max(p.correction_from_us for p in each),
+        tiles=median_tiles([p.tiles for p in each if p.tiles is not None]),
     )
 
 
 def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, FittedTrees]:
-    parts = [(without_tiles(x), y) for x, y in (_inputs(s, params) for s in sets)]
+    # Each device by its own tiles: what they explain of it would mislead about another.
+    own = [_inputs(s, replace(params, tiles=s.tiles)) for s in sets]
+    parts = [(without_tiles(x), y) for x, y in own]
     weight = np.concatenate([s.device_share**2 for s in sets])
     inputs, target = (np.concatenate(p) for p in zip(*parts, strict=True))
     return params, grow(inputs, target, weight=weight, settings=trees).trees
 
 
 def _inputs(samples: Samples, params: GemmParams) -> tuple[NDArray[np.float32], Array]:
-    line = gemm_roofline(samples.shapes, samples.device, samples.dtype)
+    line = gemm_roofline(samples.shapes, samples.device, samples.dtype, params.tiles)
     inputs = features(samples.shapes, line, samples.device, samples.dtype, params)
     return inputs, np.log(samples.us / analytic_us(line, params))
 

@@ -12,8 +12,10 @@ from perfcore.cost.collective import SizeCurve, bytes_factor
 from perfcore.design.hardware import Device
 from perfcore.errors import ProfileError
 from perfcore.graph.kernels import CollectiveKind
+from perfcore.profile.fit_fp32 import least_relative_deviations
 from perfcore.profile.fit_gemm import Errors, errors, log_error_90
 from perfcore.profile.schema import Section
+from perfcore.units import US_PER_S
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MIN_VECTOR_MS = 0.2
+VISIBLE = 0.6  # of the host's time, of rows that a gap is fitted on
+HIDDEN_US = 1.0  # of transfer: far below what the host takes
 HELD_EVERY = 5
 ELEMENT_BYTES = 4
 TENSORS = {"add": 3, "sub": 3, "mul": 3, "div": 3, "pow": 3}  # two in, one out; all others one in, one out
@@ -59,27 +63,34 @@ class VectorFit:
     held_out: Errors
     log_error_90: float
 
+    @property
+    def common(self) -> float:
+        """Of functions without a rate of their own."""
+        return round(float(np.median([self.efficiency[name] for name in COMMON])), 4)
+
 
 def fit_vector(frame: pd.DataFrame, device: Device, *, floor_us: float) -> VectorFit:
     """Efficiency of each pointwise function from its long rows; every fifth row is held out.
 
-    A launch gap lies before each kernel, as long as the shortest row of the function less the kernel's floor.
+    A gap lies before each kernel, the same share of the host's time for all (see `perfcore.profile.fit_fp32`): that which
+    lies below the line of long rows over their bytes, the median over functions.
 
     Raises:
         ProfileError: fewer than five long rows of a function.
     """
     efficiency, predicted, measured, samples = {}, [], [], 0
+    sorted_ = {op: frame[frame["op"] == op].sort_values(["rows", "cols"]) for op in ATEN_NAMES}
+    share_us = gap_share(list(sorted_.items()), device)
     for op, name in ATEN_NAMES.items():
-        rows = frame[frame["op"] == op].sort_values(["rows", "cols"])
-        gap_us = max(float(rows["latency_ms"].quantile(0.01)) * 1e3 - floor_us, 0.0)
+        rows = sorted_[op]
+        gap_us = max(share_us * _host_us(rows, _ideal_us(op, rows, device)) - floor_us, 0.0)
         long = rows[rows["latency_ms"] >= MIN_VECTOR_MS]
         if len(long) < HELD_EVERY:
             raise ProfileError(
                 f"{device.name}: five rows of {MIN_VECTOR_MS} ms or more are needed for {op!r}, but got {len(long)}."
             )
         us = long["latency_ms"].to_numpy() * 1e3 - gap_us
-        bytes_ = ELEMENT_BYTES * TENSORS.get(op, 2) * (long["rows"] * long["cols"]).to_numpy(dtype=np.float64)
-        ideal_us = bytes_ / device.hbm_bytes_per_s * 1e6
+        ideal_us = _ideal_us(op, long, device)
         held = np.arange(len(us)) % HELD_EVERY == HELD_EVERY - 1
         share = float(np.median(ideal_us[~held] / (us[~held] - floor_us)))
         efficiency[name] = round(min(share, 1.0), 4)
@@ -88,6 +99,34 @@ def fit_vector(frame: pd.DataFrame, device: Device, *, floor_us: float) -> Vecto
         samples += len(us)
     us, held_us = np.concatenate(predicted), np.concatenate(measured)
     return VectorFit(efficiency, samples, errors(us, held_us), log_error_90(us, held_us))
+
+
+def gap_share(functions: list[tuple[str, pd.DataFrame]], device: Device) -> float:
+    """Gap and floor over the host's time: the median over functions of where their lines meet no bytes.
+
+    Of rows whose transfer outlasts what the host still does once the kernel runs, and that no cache holds.
+    """
+    shares = []
+    for op, rows in functions:
+        ideal_us = _ideal_us(op, rows, device)
+        us, host_us = rows["latency_ms"].to_numpy(dtype=np.float64) * 1e3, _host_us(rows, ideal_us)
+        cached_us = device.l2_bytes / device.hbm_bytes_per_s * US_PER_S
+        shown = ideal_us > max(2 * cached_us, VISIBLE * host_us)
+        if shown.sum() < HELD_EVERY:
+            continue
+        line = least_relative_deviations(np.stack([np.ones(shown.sum()), ideal_us[shown]], axis=1), us[shown])
+        shares.append(float(np.clip(line[0] / host_us, 0.0, 1.0)))
+    return float(np.median(shares or [0.0]))
+
+
+def _ideal_us(op: str, rows: pd.DataFrame, device: Device) -> Array:
+    bytes_ = ELEMENT_BYTES * TENSORS.get(op, 2) * (rows["rows"] * rows["cols"]).to_numpy(dtype=np.float64)
+    return np.asarray(bytes_ / device.hbm_bytes_per_s * US_PER_S, dtype=np.float64)
+
+
+def _host_us(rows: pd.DataFrame, ideal_us: Array) -> float:
+    """What a row without work takes."""
+    return float(rows["latency_ms"][ideal_us < HIDDEN_US].median()) * 1e3
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,12 @@ def document(recipe: Recipe, fits: Fits, constants: Mapping[str, Any]) -> dict[s
         errors += known
     errors += _add_batched(kernels["gemm_bf16"], fits, recipe.gemm.get(DType.BF16))
     kernels |= _pointwise_entries(recipe, fits, constants["kernels"])
+    vectors = constants["vector_products"]
+    kernels["gemm_fp32"]["parameters"] |= {
+        "vector_floor_us": vectors["floor_us"],
+        "vector_efficiency": vectors["efficiency"],
+    }
+    kernels["gemm_fp32"]["source"] += "; products by vectors: " + vectors["source"]
     clock = constants["clock_shares"].get(recipe.name)
     if clock is not None:
         for dtype in DType:
@@ -197,10 +203,18 @@ def _add_batched(entry: dict[str, Any], fits: Fits, board: str | None) -> list[d
 
 
 def _entry(params: GemmParams, basis: str, correction: str, source: str, samples: int) -> dict[str, Any]:
-    values = {k: v for k, v in asdict(params).items() if k != "basis" and not k.startswith("log_error")}
+    apart = ("basis", "tiles", "vector_floor_us", "vector_efficiency")
+    values = {k: v for k, v in asdict(params).items() if k not in apart and not k.startswith("log_error")}
+    values |= {"low": list(params.low), "high": list(params.high)}
+    if params.tiles is not None:
+        values |= {
+            "tile_efficiency": list(params.tiles.efficiency),
+            "batched_tiles": [float(served) for served in params.tiles.batched],
+            "memory_efficiency": params.tiles.memory_efficiency,
+        }
     return {
         "model": "roofline_residual",
-        "parameters": values | {"low": list(params.low), "high": list(params.high)},
+        "parameters": values,
         "correction": correction,
         "basis": basis,
         "source": source,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_conformance import KernelModelConformance
 
-from perfcore.cost.collective import CollectiveModel, SizeCurve, bytes_factor
+from perfcore.cost.collective import CollectiveModel, SizeCurve, bytes_factor, increasing
 from perfcore.cost.model import Calibration
 from perfcore.design.hardware import Node
 from perfcore.errors import ProfileError
@@ -59,6 +59,21 @@ def test_a_curve_never_falls(times, size, step):
     curve = SizeCurve([4.0**i * 64 for i in range(len(times))], times, bytes_factor=1.0)
     less, more = curve.us(np.array([size, size * step]))
     assert more >= less * (1 - 1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=12))
+def test_falling_times_are_pooled_to_their_means(values):
+    found = increasing(np.array(values))
+    assert np.all(np.diff(found) >= -1e-12)
+    assert found.sum() == pytest.approx(sum(values), abs=1e-9)
+    # The nearest such sequence: at each place the least of means to the right of the greatest to the left.
+    count = len(values)
+    exact = [
+        max(min(np.mean(values[i : j + 1]) for j in range(at, count)) for i in range(at + 1))
+        for at in range(count)
+    ]
+    assert found == pytest.approx(exact, abs=1e-9)
 
 
 def test_beyond_the_last_size_the_bus_bandwidth_holds():
