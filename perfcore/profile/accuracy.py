@@ -24,6 +24,8 @@ PUBLISHED = {
     "embedding_lookup": "9.8; 4.4 to 5.6 with a network",
     "embedding_update": "9.8; 3.1 to 3.6 with a network",
     "elementwise": "< 10",
+    "convolution": "< 10",
+    "batch_norm": "< 10",
     "all_reduce": "5 to 10",
     "all_to_all": "5 to 10",
     "all_gather": "5 to 10",

@@ -21,6 +21,7 @@ from perfcore.cost.simt import SimtTiles
 from perfcore.cost.stacking import FormulaModel
 from perfcore.design.hardware import Device, Node
 from perfcore.graph import kernels as k
+from perfcore.profile.build_layers import layer_models
 from perfcore.profile.schema import Section, read_json
 
 MEASURED = "measured"
@@ -58,8 +59,9 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         section = entries.section(entry)
         return FormulaModel(price, section.calibration("basis"), _stated(section), sum_tables=sum_tables)
 
+    gemm = _gemm(entries, folder, device)
     return {
-        k.Gemm: _gemm(entries, folder, device),
+        k.Gemm: gemm,
         k.Elementwise: formula(memory.elementwise, "elementwise"),
         k.Reduction: formula(memory.reduction, "reduction"),
         k.Concat: formula(memory.concat, "concat"),
@@ -81,6 +83,7 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         ),
         k.SparseUpdate: formula(embedding.sparse_update, "embedding_update"),
         k.Collective: _collectives(profile, folder, node),
+        **layer_models(entries, device, gemm),
     }
 
 

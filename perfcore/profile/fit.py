@@ -1,6 +1,6 @@
 """Fit the bundled profiles from raw measurements.
 
-`python -m perfcore.profile.fit --data PATH` reads `PATH/kernels` and `PATH/paper` and writes a folder a device;
+`python -m perfcore.profile.fit --data PATH` reads `PATH/kernels`, `PATH/paper` and `PATH/traces` and writes a folder a device;
 `python -m perfcore.profile.fit --report` prints the errors that the written profiles state. Fits are deterministic:
 fixed seed, one thread.
 """
@@ -35,6 +35,7 @@ from perfcore.profile.fit_checks import (
 )
 from perfcore.profile.fit_checks_memory import MEMORY_FILE, MEMORY_SPLITS, memory_kernel_errors
 from perfcore.profile.fit_gemm import Errors, GemmFit, Samples
+from perfcore.profile.fit_layers import add_layers
 from perfcore.profile.fit_trees import Trees
 from perfcore.profile.plots import HELD_OUT
 from perfcore.profile.profile import BUNDLED, POOLED
@@ -96,7 +97,7 @@ def fit_all(data: Path, out: Path) -> None:
     """Fit every kernel that has data and write all bundled profiles.
 
     Args:
-        data: folder with `kernels/*.parquet`, `kernels/nccl.csv.gz` and `paper/*.csv`.
+        data: folder with `kernels/*.parquet`, `kernels/nccl.csv.gz`, `paper/*.csv` and two of `traces/`.
         out: folder of the profiles; `shared/constants.json` and `shared/boards.json` lie there already.
 
     Raises:
@@ -123,6 +124,7 @@ def fit_all(data: Path, out: Path) -> None:
     )
     for recipe in RECIPES:
         write_profile(recipe, fits, constants, out)
+    add_layers(data / "traces", out)
     held_out = {
         f"gemm_{t.value}, {board}": _plain(fit.points)
         for (t, board), fit in fits.gemm.items()

@@ -17,18 +17,25 @@ from perfcore.cost.model import CostModel
 from perfcore.design import hardware
 from perfcore.errors import TraceError
 from perfcore.graph.kernels import (
+    BatchNorm,
     Collective,
     CollectiveKind,
+    Convolution,
     CopyKind,
+    Dropout,
     EmbeddingBackward,
     EmbeddingForward,
     Kernel,
+    LayerNorm,
     MeasuredKernel,
     Memcpy,
+    Pooling,
+    Softmax,
     with_dims,
 )
 from perfcore.profile.profile import profile_for
 from perfcore.trace.device import device_of
+from perfcore.trace.layers import stands_for
 from perfcore.trace.link import Launched
 from perfcore.trace.replay import Program
 from perfcore.trace.shapes import kernel_of
@@ -39,6 +46,15 @@ _KINDS = {
     "alltoall": CollectiveKind.ALL_TO_ALL,
     "allgather": CollectiveKind.ALL_GATHER,
     "reducescatter": CollectiveKind.REDUCE_SCATTER,
+}
+# Dims of a layer that grow with the leading dim of its inputs.
+_LEADING: dict[type, tuple[str, ...]] = {
+    Convolution: ("batch",),
+    BatchNorm: ("rows",),
+    Pooling: ("inputs", "outputs"),
+    LayerNorm: ("rows",),
+    Softmax: ("rows",),
+    Dropout: ("elements",),
 }
 _LARGEST_BYTES = 2.0**36
 _HALVINGS = 60
@@ -95,12 +111,14 @@ def with_batch(program: Program, factor: float) -> Program:
     batch = leading.most_common(1)[0][0]
     cost = profile_for(device_of([program.trace])).cost_model()
     before = [launch.kernel for launch in program.step.graph.launches()]
-    durations = []
-    for x, old, us in zip(launched, before, program.durations_us, strict=True):
+    ratios = []
+    for x, old in zip(launched, before, strict=True):
         new = _scaled(x, old, batch, factor)
         ratio = 1.0 if new is None else _us(cost, new) / max(_us(cost, old), 1e-9)
         grows = x.collective and _kind(x) is CollectiveKind.ALL_TO_ALL
-        durations.append(us * (factor if grows else ratio))
+        ratios.append(factor if grows else ratio)
+    owners = stands_for(launched, before)
+    durations = [us * ratios[owner] for us, owner in zip(program.durations_us, owners, strict=True)]
     return replace(program, durations_us=tuple(durations))
 
 
@@ -121,6 +139,10 @@ def _scaled(launched: Launched, old: Kernel, batch: int, factor: float) -> Kerne
     )
     if shapes == leaf.shapes:
         return None
+    if type(old) in _LEADING:
+        before, after = (next((s[0] for s in x if s), 1) for x in (leaf.shapes, shapes))
+        names = _LEADING[type(old)]
+        return with_dims(old, **{n: np.asarray(getattr(old, n)) * after / before for n in names})
     call = replace(launched.call, leaf=replace(leaf, shapes=shapes))
     new = kernel_of(replace(launched, call=call))
     return new if type(new) is type(old) else None

@@ -15,10 +15,11 @@ import numpy as np
 from perfcore.cost.model import CostModel
 from perfcore.design import hardware
 from perfcore.errors import HardwareError
-from perfcore.graph.kernels import EmbeddingBackward, Kernel, MeasuredKernel
+from perfcore.graph.kernels import Kernel, MeasuredKernel
 from perfcore.profile.profile import Profile, load_profile, profile_for
 from perfcore.trace.account import union_us
 from perfcore.trace.device import device_of
+from perfcore.trace.layers import stands_for
 from perfcore.trace.replay import Program, replay_steps, replayed_us, walk
 from perfcore.trace.whatif import scheduled_us
 from perfcore.trace.workload import TracedStep
@@ -132,7 +133,9 @@ def retime(programs: Sequence[Program], device: str) -> Retimed:
         here = _predicted_us(source.cost_model(), kernels)
         there = _predicted_us(target.cost_model(), kernels)
         durations = []
-        for us, a, b, x in zip(program.durations_us, here, there, program.step.launched, strict=True):
+        owners = stands_for(program.step.launched, kernels)
+        for us, owner, x in zip(program.durations_us, owners, program.step.launched, strict=True):
+            a, b = here[owner], there[owner]
             how = "predicted" if a and b else "bandwidth"
             ratio = 1.0 if x.collective else (b / a if a and b else bandwidth)
             durations.append(us * ratio)
@@ -159,7 +162,7 @@ def _profile(name: str) -> Profile:
 
 
 def _predicted_us(cost: CostModel, kernels: Sequence[Kernel]) -> list[float | None]:
-    """One duration a kernel, `None` where its work is not known; the second half of a backward takes none."""
+    """One duration a kernel, `None` where its work is not known; what another stands for takes none."""
     at = [i for i, k in enumerate(kernels) if not isinstance(k, MeasuredKernel)]
     out: list[float | None] = [None] * len(kernels)
     for i, us in zip(at, cost.predict_us([kernels[i] for i in at]), strict=True):
@@ -173,21 +176,13 @@ def _predicted_us(cost: CostModel, kernels: Sequence[Kernel]) -> list[float | No
 def _errors(
     step: TracedStep, kernels: Sequence[Kernel], predicted: Sequence[float | None]
 ) -> tuple[KernelError, ...]:
+    measured = [0.0] * len(kernels)
+    for owner, own in zip(stands_for(step.launched, kernels), step.durations_us, strict=True):
+        measured[owner] += own
     groups: dict[str, list[tuple[float, float]]] = {}
-    for number, (kernel, us) in enumerate(zip(kernels, predicted, strict=True)):
-        if us is None or us == 0.0:
-            continue
-        measured = step.durations_us[number]
-        if isinstance(kernel, EmbeddingBackward):
-            measured += sum(
-                step.durations_us[i]
-                for i, other in enumerate(kernels)
-                if step.launched[i].piece == step.launched[number].piece
-                and isinstance(other, MeasuredKernel)
-                and other.us == 0.0
-            )
-        if measured > 0:
-            groups.setdefault(type(kernel).__name__, []).append((measured, us))
+    for kernel, us, own in zip(kernels, predicted, measured, strict=True):
+        if us and own > 0:
+            groups.setdefault(type(kernel).__name__, []).append((own, us))
     errors = [_error(name, pairs) for name, pairs in groups.items()]
     return tuple(sorted(errors, key=lambda e: -e.measured_us))
 

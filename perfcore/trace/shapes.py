@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from perfcore.graph.kernels import (
     CopyKind,
-    DType,
     Elementwise,
     EmbeddingForward,
     Gemm,
@@ -23,14 +22,12 @@ from perfcore.graph.kernels import (
     Reduction,
     Transpose,
 )
+from perfcore.trace.layers import layers_of
+from perfcore.trace.leaf_types import dtype_of, element_bytes
 from perfcore.trace.link import Launched, is_collective
 from perfcore.trace.lookups import backwards_of, lookup_of
 from perfcore.trace.records import LeafCall
 
-ELEMENT_BYTES = {
-    "float": 4, "double": 8, "int": 4, "long": 8, "long int": 8, "short": 2, "bool": 1, "unsigned char": 1,
-    "signed char": 1, "c10::Half": 2, "c10::BFloat16": 2,
-}  # fmt: skip
 _COPIES = {
     "HtoD (Pinned": CopyKind.H2D_PINNED,
     "HtoD (Pageable": CopyKind.H2D_PAGEABLE,
@@ -44,7 +41,6 @@ _COPIES = {
 _GEMM_OPS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}  # place of the first factor
 _GEMM = re.compile(r"gemm|cutlass|gemv|_cublas|sm\d\d_xmma", re.IGNORECASE)
 _LAYOUTS = {"_nn": GemmLayout.GRAD_INPUT, "_nt": GemmLayout.GRAD_WEIGHT, "_tn": GemmLayout.FORWARD}
-_TENSOR_CORE = re.compile(r"s1688|tf32|s16816", re.IGNORECASE)
 _STRIDED = "::elementwise_kernel<"  # as against the vectorized one, which needs contiguous tensors
 _LOOKUP = "split_embedding_codegen_lookup"
 
@@ -53,7 +49,7 @@ def kernels_of(launched: Sequence[Launched]) -> list[Kernel]:
     """The kernels of a step as a graph holds them."""
     kernels = [kernel_of(x) for x in launched]
     lookups = [k for k in kernels if isinstance(k, EmbeddingForward)]
-    for at, kernel in backwards_of(launched, lookups).items():
+    for at, kernel in {**layers_of(launched), **backwards_of(launched, lookups)}.items():
         kernels[at] = kernel
     return kernels
 
@@ -87,10 +83,6 @@ def _of_leaf(name: str, leaf: LeafCall) -> Kernel | None:
         shape, size = tensors[0]
         columns = shape[-1] if len(shape) > 1 else 1
         return Reduction(max(1.0, math.prod(shape) / max(1, columns)), columns, size)
-    if "layer_norm" in name and leaf.name.startswith("aten::native_layer_norm") and "GammaBeta" not in name:
-        read = len([t for t in tensors if t[0] == tensors[0][0]])
-        size = math.prod(tensors[0][0]) * tensors[0][1]
-        return Elementwise("native_layer_norm", math.prod(tensors[0][0]), read * size, size)
     if _LOOKUP in leaf.name and "forward" in name:
         return lookup_of(leaf)
     return None
@@ -99,17 +91,12 @@ def _of_leaf(name: str, leaf: LeafCall) -> Kernel | None:
 def _tensors(leaf: LeafCall) -> list[tuple[tuple[int, ...], int]]:
     """Shape and element size of every tensor among the inputs."""
     pairs = zip(leaf.shapes, leaf.types, strict=False)
-    return [(s, size) for s, kind in pairs if s and (size := _element_bytes(kind))]
+    return [(s, size) for s, kind in pairs if s and (size := element_bytes(kind))]
 
 
 def _same_matrices(tensors: Sequence[tuple[tuple[int, ...], int]]) -> bool:
     """One shape of two dimensions at least, and one type: copied by strides, because the layouts differ."""
     return len(set(tensors)) == 1 and len(tensors[0][0]) > 1
-
-
-def _element_bytes(kind: str) -> int:
-    """Of a type as Kineto (`float`) or as an execution trace (`Tensor(float)`) writes it; 0 where unknown."""
-    return ELEMENT_BYTES.get(kind.removeprefix("Tensor(").removesuffix(")"), 0)
 
 
 def _gemm(name: str, leaf: LeafCall) -> Kernel | None:
@@ -121,13 +108,7 @@ def _gemm(name: str, leaf: LeafCall) -> Kernel | None:
         return None
     layout = next((v for k, v in _LAYOUTS.items() if k in name), GemmLayout.FORWARD)
     batch = float(a[0]) if len(a) == 3 else 1.0
-    return Gemm(a[-2], b[-1], a[-1], _dtype(name, leaf.types[at]), batch, layout, epilogue=at == 1)
-
-
-def _dtype(name: str, kind: str) -> DType:
-    if _element_bytes(kind) == ELEMENT_BYTES["c10::Half"]:
-        return DType.BF16
-    return DType.TF32 if _TENSOR_CORE.search(name) else DType.FP32
+    return Gemm(a[-2], b[-1], a[-1], dtype_of(name, leaf.types[at]), batch, layout, epilogue=at == 1)
 
 
 def _elementwise(leaf: LeafCall, tensors: Sequence[tuple[tuple[int, ...], int]]) -> Kernel:

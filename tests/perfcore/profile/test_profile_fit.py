@@ -16,9 +16,10 @@ from perfcore.cost.roofline import GemmShapes, gemm_roofline
 from perfcore.design import hardware
 from perfcore.errors import ProfileError
 from perfcore.graph import kernels as k
-from perfcore.profile import fit, fit_gemm, fit_tables
+from perfcore.profile import fit, fit_gemm, fit_layers, fit_tables
 from perfcore.profile.fit_batched import fit_batched
 from perfcore.profile.fit_trees import Trees
+from perfcore.profile.layer_samples import Samples
 from perfcore.profile.profile import BUNDLED, load_profile
 
 WIDTHS = [32, 64, 128, 512, 1024, 4096, 8192, 16384]
@@ -234,8 +235,20 @@ def out(tmp_path) -> Path:
     return folder
 
 
+def few_layers() -> Samples:
+    """One kernel of each product and layer, and what it took."""
+    sizes = (8.0, 64.0, 28.0, 28.0, 64.0, 1.0, 1.0, k.DType.FP32)
+    kernels = [
+        *(k.Convolution(*sizes, layout=layout) for layout in k.GemmLayout),
+        *(k.BatchNorm(6272.0, 64.0, 4.0, backward=b) for b in (False, True)),
+        *(k.Pooling("max", 4e5, 1e5, 4.0, backward=b) for b in (False, True)),
+    ]
+    return Samples(tuple(kernels), np.full(len(kernels), 20.0))
+
+
 @pytest.fixture
 def few_trees(monkeypatch):
+    monkeypatch.setattr(fit_layers, "layer_samples", lambda _: (few_layers(), few_layers()))
     for name in ("BF16_TREES", "FP32_TREES", "BF16_POOLED_TREES", "FP32_POOLED_TREES"):
         monkeypatch.setattr(fit, name, Trees(iterations=8, depth=3))
 

@@ -1,0 +1,99 @@
+"""The layers' entries of the bundled profiles are what the fit makes of the traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfcore.cost.convolution import ConvolutionParams
+from perfcore.errors import ProfileError
+from perfcore.graph.kernels import BatchNorm, Convolution
+from perfcore.profile.fit_layers import OWN, convolution_us, fit_convolution, layer_entries
+from perfcore.profile.layer_samples import Samples, layer_samples, matched_samples
+from perfcore.profile.profile import BUNDLED, load_profile
+
+DATA = Path(__file__).parents[2] / "data"
+TRACES = (
+    DATA / "resnet50_v100" / "workers0.pt.trace.json.gz",
+    DATA / "resnet50_v100" / "ddp_ns.pt.trace.json.gz",
+)
+START = ConvolutionParams(*[0.6] * 6, bandwidth=0.75, weight_passes=1.0, floor_us=3.0)
+
+
+def stored(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((BUNDLED / name / "profile.json").read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.fixture(scope="module")
+def samples() -> tuple[Samples, Samples]:
+    return matched_samples(*TRACES)
+
+
+def test_the_bundled_entries_are_the_fits(samples: tuple[Samples, Samples]) -> None:
+    constants = json.loads((BUNDLED / "shared" / "constants.json").read_text(encoding="utf-8"))["layers"]
+    entries, known = layer_entries(samples, constants)
+    content = stored(OWN)
+    for name in ("convolution", "batch_norm", "pooling"):
+        assert content["kernels"][name] == entries[name]
+    assert [e for e in content["known_errors"] if e["kernel"].split(" ")[0] in entries] == known
+
+
+def test_other_devices_take_the_constants_over() -> None:
+    own = stored(OWN)["kernels"]
+    for path in BUNDLED.glob("*/profile.json"):
+        name = path.parent.name
+        kernels = stored(name)["kernels"]
+        assert kernels["convolution"]["parameters"] == own["convolution"]["parameters"]
+        basis = "measured" if name == OWN else "extrapolated"
+        assert kernels["convolution"]["basis"] == kernels["batch_norm"]["basis"] == basis
+        assert kernels["softmax"]["basis"] == "analytic"
+        rates = kernels["elementwise"]["parameters"]["functions"]
+        assert kernels["softmax"]["parameters"]["efficiency"] == rates["softmax"]["efficiency"]
+
+
+def test_the_traces_hold_the_networks_layers(samples: tuple[Samples, Samples]) -> None:
+    for s in samples:
+        assert len(s.of(Convolution).kernels) == 158  # 53, and no gradient of the first one's input
+        assert len(s.of(BatchNorm).kernels) == 106
+        assert np.all(s.us > 0)
+
+
+def test_a_fit_finds_the_constants_that_made_the_times(samples: tuple[Samples, Samples]) -> None:
+    truth = replace(START, forward=0.8, grad_input=0.7, grad_weight=0.5, winograd_products=0.75)
+    own = samples[0].of(Convolution)
+    made = Samples(own.kernels, convolution_us(truth, own.kernels))
+    found = fit_convolution([made], START)
+    np.testing.assert_allclose(convolution_us(found, own.kernels), made.us, rtol=0.01)
+
+
+def test_a_profile_without_layers_takes_the_pooled_ones(tmp_path: Path) -> None:
+    content = stored("t4")
+    for name in ("convolution", "batch_norm", "dropout"):
+        del content["kernels"][name]
+    for name in ("t4", "shared"):
+        (tmp_path / name).mkdir()
+        for file in (BUNDLED / name).iterdir():
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "t4" / "profile.json").write_text(json.dumps(content), encoding="utf-8")
+    kernel = BatchNorm(1e5, 64.0, 4.0)
+    profiles = [load_profile(name) for name in (str(tmp_path / "t4"), "t4")]
+    old, new = (p.cost_model().predict_us([kernel])[0] for p in profiles)
+    assert old == new
+
+
+def test_missing_traces_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="a fit needs this trace, but it is missing"):
+        layer_samples(tmp_path)
+
+
+def test_traces_of_other_networks_or_few_steps_are_refused() -> None:
+    with pytest.raises(ProfileError, match="`steps >= 3` must hold, but got 1"):
+        matched_samples(DATA / "dlrm_8xv100" / "rank7.pt.trace.json.gz", TRACES[0])
+    with pytest.raises(ProfileError, match="the same number of calls of each layer"):
+        matched_samples(TRACES[0], DATA / "small_traces" / "toy_GP100_gpu_user_annotation.kineto.json.gz")
