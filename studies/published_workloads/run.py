@@ -16,27 +16,54 @@ HERE = Path(__file__).parent
 DESIGNS = HERE.parent.parent / "spaces" / "designs"
 sys.path.insert(0, str(HERE.parent))
 
+TRACED = ("v100-sxm2-16gb", "2048")
 GMAE_FLOOR = 4e-4  # keeps a perfect prediction from a logarithm of zero
 
 
-def predict_rows() -> list[dict[str, Any]]:
-    """One row per measured workload, with the predicted time and its error."""
+def predict(name: str, device: str, global_batch: str) -> tuple[Any, Any]:
+    """The prediction of one workload, and the predictor that made it."""
     from dse.config import load_design
     from dse.placement import plan_for
     from perfcore.predictor import Predictor
     from perfcore.profile.profile import profile_for
 
+    overrides = [
+        f"system.device={device}",
+        f"training.global_batch={global_batch}",
+        "training.program=dlrm_script",
+    ]
+    design = load_design(DESIGNS / f"{name}.yaml", overrides=overrides, place=plan_for)
+    predictor = Predictor(profile_for(design.system.device, design.system.node))
+    return predictor.predict(design), predictor
+
+
+def predict_ops() -> list[dict[str, Any]]:
+    """Kernel time and launches by op beside those of published traces: V100, batch 2048."""
+    with (HERE / "traced_ops.csv").open(encoding="utf-8") as file:
+        traced = list(csv.DictReader(file))
+    found = {d: predict(d, *TRACED)[0].ops for d in dict.fromkeys(r["design"] for r in traced)}
+    rows = []
+    for row in traced:
+        ours = [op for op in found[row["design"]] if op.name in row["ops"].split()]
+        rows.append(
+            {
+                "design": row["design"],
+                "ops": row["ops"],
+                "traced_us": float(row["traced_us"]),
+                "predicted_us": round(sum(op.device_us for op in ours), 1),
+                "traced_kernels": float(row["traced_kernels"]),
+                "predicted_kernels": sum(op.kernels for op in ours),
+            }
+        )
+    return rows
+
+
+def predict_rows() -> list[dict[str, Any]]:
+    """One row per measured workload, with the predicted time and its error."""
     rows = []
     with (HERE / "measured.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            overrides = [
-                f"system.device={row['device']}",
-                f"training.global_batch={row['global_batch']}",
-                "training.program=dlrm_script",
-            ]
-            design = load_design(DESIGNS / f"{row['design']}.yaml", overrides=overrides, place=plan_for)
-            predictor = Predictor(profile_for(design.system.device, design.system.node))
-            p = predictor.predict(design)
+            p, predictor = predict(row["design"], row["device"], row["global_batch"])
             low_us, high_us = predictor.interval_us(p)
             measured_ms = float(row["measured_ms"])
             rows.append(
@@ -134,7 +161,15 @@ def main() -> None:
             f"{device:16s} GMAE {total['gmae_pct']:.1f} % MAPE {total['mape_pct']:.1f} %   "
             f"(published: {total['published_gmae_pct']:.1f} / {total['published_mape_pct']:.1f})"
         )
-    (HERE / "results.json").write_text(json.dumps({"rows": rows, "summary": totals}, indent=1) + "\n")
+    ops = predict_ops()
+    print("design          op                                         traced us predicted  kernels predicted")
+    for r in ops:
+        print(
+            f"{r['design']:15s} {r['ops']:40s} {r['traced_us']:11.1f} {r['predicted_us']:9.1f} "
+            f"{r['traced_kernels']:8.1f} {r['predicted_kernels']:9d}"
+        )
+    results = {"rows": rows, "summary": totals, "ops": ops}
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(rows)
 
 

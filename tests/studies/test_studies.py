@@ -36,6 +36,9 @@ def test_published_workloads() -> None:
     rows = module.predict_rows()
     assert_same(rows, stored["rows"])
     assert_same(list(module.summary(rows).values()), list(stored["summary"].values()))
+    assert_same(module.predict_ops(), stored["ops"])
+    # Every launch but those of libraries (memsets, split products) is one of the trace's.
+    assert all(op["predicted_kernels"] <= op["traced_kernels"] + 0.1 for op in stored["ops"])
 
 
 def test_fused_embeddings() -> None:
