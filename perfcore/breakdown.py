@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +16,8 @@ from perfcore.steps import GRAPH_LAUNCH
 from perfcore.timeline import CriticalPath, Timeline
 
 Array: TypeAlias = NDArray[np.float64]
-EdgeTime: TypeAlias = tuple[int, int, float]  # op, launch (-1: host), µs
+
+RESOURCES = ("host", "compute", "communication", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,68 +60,88 @@ class PathPiece:
     us: float
 
 
-def path_pieces(
-    graph: WorkloadGraph, edge_us: Sequence[EdgeTime], kernels: Sequence[Kernel]
-) -> tuple[PathPiece, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeTimes:
+    """Edges of the critical path as columns `(e,)`, in order of time.
+
+    Attributes:
+        op: index into `Steps.op_names`.
+        resource: index into `RESOURCES` of what takes the time.
+        us: how long it takes.
+    """
+
+    op: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    us: Array
+
+
+def edge_times(timeline: Timeline, path: CriticalPath, kernels: Sequence[Kernel]) -> EdgeTimes:
+    """Who takes how long on the critical path; `kernels` by launch."""
+    launch = path.column("launch")
+    resources = np.array([*map(_resource, kernels), 0], dtype=np.int64)  # -1: the host
+    durations_us = timeline.steps.durations_us[launch, 0, path.column("rank")] if kernels else 0.0
+    us = np.where(launch >= 0, durations_us, path.column("host_us"))
+    return EdgeTimes(path.column("op"), resources[launch], us)
+
+
+def path_pieces(graph: WorkloadGraph, edges: EdgeTimes) -> tuple[PathPiece, ...]:
     """The critical path in order of time, cut where its resource or its part of the iteration changes."""
-    by_index = dict(_numbered(graph))
-    steps = [
-        ("host" if launch < 0 else _resource(kernels[launch]), by_index.get(op), us)
-        for op, launch, us in edge_us
-    ]
-    pieces = []
-    for (resource, part), group in groupby(steps, key=lambda step: (step[0], _part(step[1]))):
-        members = list(group)
-        names = tuple(dict.fromkeys(GRAPH_LAUNCH if op is None else op.name for _, op, _ in members))
-        pieces.append(PathPiece(resource, part, names, sum(us for _, _, us in members)))
-    return tuple(pieces)
+    names, parts = _names_and_parts(graph)
+    codes = {part: code for code, part in enumerate(dict.fromkeys(parts))}
+    part = np.array([codes[p] for p in parts])[edges.op]
+    cuts = np.flatnonzero((np.diff(part) != 0) | (np.diff(edges.resource) != 0)) + 1
+    bounds = [0, *cuts.tolist(), len(part)]
+    op, resource, us = edges.op.tolist(), edges.resource.tolist(), edges.us.tolist()
+    return tuple(
+        PathPiece(
+            RESOURCES[resource[start]],
+            parts[op[start]],
+            tuple(dict.fromkeys([names[o] for o in dict.fromkeys(op[start:end])])),
+            sum(us[start:end]),
+        )
+        for start, end in pairwise(bounds)
+        if end > start
+    )
 
 
-def _part(op: Op | None) -> str:
-    if op is None:
-        return GRAPH_LAUNCH
+def _names_and_parts(graph: WorkloadGraph) -> tuple[list[str], list[str]]:
+    """By index in `Steps.op_names`, the last of which may be a CUDA graph's launch."""
+    ops = dict(_numbered(graph))
+    by_index = [ops.get(i) for i in range(max(ops, default=0) + 2)]
+    names = [GRAPH_LAUNCH if op is None else op.name for op in by_index]
+    return names, [GRAPH_LAUNCH if op is None else _part(op) for op in by_index]
+
+
+def _part(op: Op) -> str:
     return op.module if op.module == op.phase else f"{op.module} {op.phase}"
 
 
-def edge_times(timeline: Timeline, path: CriticalPath) -> list[EdgeTime]:
-    """`(op, launch, µs)` of every edge of the critical path."""
-    durations = timeline.steps.durations_us[:, 0].tolist()
-    return [
-        (e.op, e.launch, durations[e.launch][e.rank]) if e.launch >= 0 else (e.op, -1, e.host_us)
-        for e in path.edges
-    ]
-
-
-def bound_shares(edge_us: Sequence[EdgeTime], kernels: Sequence[Kernel]) -> dict[str, float]:
+def bound_shares(edges: EdgeTimes) -> dict[str, float]:
     """Share of the critical path's work by host, compute, communication and copy."""
-    sums = {"host": 0.0, "compute": 0.0, "communication": 0.0, "copy": 0.0}
-    for _, launch, us in edge_us:
-        sums["host" if launch < 0 else _resource(kernels[launch])] += us
-    total = max(sum(sums.values()), 1e-12)
-    return {name: us / total for name, us in sums.items()}
+    sums = np.bincount(edges.resource, edges.us, minlength=len(RESOURCES)).tolist()
+    total = max(sum(sums), 1e-12)
+    return {name: us / total for name, us in zip(RESOURCES, sums, strict=True)}
 
 
-def _resource(kernel: Kernel) -> str:
+def _resource(kernel: Kernel) -> int:
     if isinstance(kernel, Collective):
-        return "communication"
-    return "copy" if isinstance(kernel, Memcpy) else "compute"
+        return 2
+    return 3 if isinstance(kernel, Memcpy) else 1
 
 
-def critical_us_by_op(edge_us: Sequence[EdgeTime], iterations: int) -> dict[int, float]:
-    """Time on the critical path by op index, of one iteration."""
-    sums: dict[int, float] = {}
-    for op, _, us in edge_us:
-        sums[op] = sums.get(op, 0.0) + us / iterations
-    return sums
+def critical_us_by_op(edges: EdgeTimes, iterations: int, *, ops: int) -> list[float]:
+    """Time on the critical path by index in `Steps.op_names`, of one iteration."""
+    by_op: list[float] = np.bincount(edges.op, edges.us / iterations, minlength=ops).tolist()
+    return by_op
 
 
-def op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: dict[int, float]) -> tuple[OpCost, ...]:
+def op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: Sequence[float]) -> tuple[OpCost, ...]:
     """Costs by name, module and phase, by falling share of the critical path, then of device time."""
     groups: dict[tuple[str, str, str], list[float]] = {}
     launch, by_launch_us = 0, kernel_us.tolist()
     numbered = _numbered(graph)
     if graph.captured_from is not None:
-        of_graph = sum(critical_us.values()) - sum(critical_us.get(index, 0.0) for index, _ in numbered)
+        of_graph = sum(critical_us) - sum(critical_us[index] for index, _ in numbered)
         groups[GRAPH_LAUNCH, "cuda_graph", "launch"] = [1, 0, 0.0, of_graph]
     for index, op in numbered:
         if op.present is not True and not np.any(op.present):
@@ -130,7 +151,7 @@ def op_costs(graph: WorkloadGraph, kernel_us: Array, critical_us: dict[int, floa
         sums[0] += 1
         sums[1] += len(op.launches)
         sums[2] += sum(by_launch_us[launch : launch + len(op.launches)])
-        sums[3] += critical_us.get(index, 0.0)
+        sums[3] += critical_us[index]
         launch += len(op.launches)
     costs = [OpCost(*key, int(s[0]), int(s[1]), s[2], s[3]) for key, s in groups.items()]
     return tuple(sorted(costs, key=lambda c: (-c.critical_us, -c.device_us, c.name)))

@@ -192,24 +192,26 @@ class Predictor:
     ) -> Prediction:
         rank = int(timeline.critical_clock[0]) // 4
         path = timeline.critical_path()
-        kernel_us = np.nan_to_num(timeline.end_us[0, :, rank] - timeline.start_us[0, :, rank])
+        own = timeline.of_rank(rank)
+        kernel_us = np.nan_to_num(own.end_us[0, :, 0] - own.start_us[0, :, 0])
         shares = self._calibration_shares(kernels, kernel_us)
         period_us, fed_us = float(timeline.iteration_time_us[0]), feed_us(design)
-        edge_us = edge_times(timeline, path)
-        bound = bound_shares(edge_us, kernels)
-        active_us = float(timeline.device_active_us()[0, rank])
+        edges = edge_times(timeline, path, kernels)
+        bound = bound_shares(edges)
+        critical_us = critical_us_by_op(edges, path.iterations, ops=len(timeline.steps.op_names))
+        active_us = float(own.device_active_us()[0, 0])
         return Prediction(
             iteration_time_us=max(period_us, fed_us),
             global_batch=design.training.global_batch,
             device_active_us=active_us,
             device_idle_us=max(period_us, fed_us) - active_us,
-            exposed_communication_us=float(timeline.exposed_communication_us()[0, rank]),
-            host=HostTime(*(float(timeline.host_us[0, rank, kind]) for kind in range(6))),
+            exposed_communication_us=float(own.exposed_communication_us()[0, 0]),
+            host=HostTime(*(float(own.host_us[0, 0, kind]) for kind in range(6))),
             bound_by="input" if fed_us > period_us else max(bound, key=bound.__getitem__),
             bound_share=bound,
-            ops=op_costs(graph, kernel_us, critical_us_by_op(edge_us, path.iterations)),
+            ops=op_costs(graph, kernel_us, critical_us),
             critical_path=path,
-            path_pieces=path_pieces(graph, edge_us, kernels),
+            path_pieces=path_pieces(graph, edges),
             memory=memory,
             fits=memory.fits(design.system.device) and not memory.host_shortfall_bytes(design.system.node),
             shortfall_bytes=memory.shortfall_bytes(design.system.device),
@@ -227,11 +229,11 @@ class Predictor:
         )
 
     def _calibration_shares(self, kernels: Sequence[Kernel], kernel_us: Array) -> dict[str, float]:
-        total = max(float(kernel_us.sum()), 1e-12)
-        shares = {level.value: 0.0 for level in Calibration}
-        for kernel, us in zip(kernels, kernel_us.tolist(), strict=True):
-            shares[self.cost.calibration(kernel).value] += us / total
-        return shares
+        numbers = {level: number for number, level in enumerate(Calibration)}
+        levels = np.array([numbers[self.cost.calibration(kernel)] for kernel in kernels], dtype=np.int64)
+        shares_us = kernel_us / max(float(kernel_us.sum()), 1e-12)
+        shares = np.bincount(levels, shares_us, minlength=len(numbers)).tolist()
+        return {level.value: share for level, share in zip(Calibration, shares, strict=True)}
 
 
 def _kin(design: Design) -> tuple[object, ...]:

@@ -20,9 +20,14 @@ def merged(steps: Steps) -> tuple[Steps, NDArray[np.int64]]:
     """
     if steps.num_ranks <= SHOWN:
         return steps, np.arange(steps.num_ranks)
-    work = [*steps.durations_us.reshape(-1, steps.num_ranks), *steps.masks.reshape(-1, steps.num_ranks)]
-    _, first = np.unique(np.stack(work, axis=1), axis=0, return_index=True)
-    kept = np.sort(first)
+    durations, masks = (
+        np.ascontiguousarray(work.reshape(-1, steps.num_ranks).T)
+        for work in (steps.durations_us, steps.masks)
+    )
+    first: dict[tuple[bytes, bytes], int] = {}
+    for rank, work in enumerate(zip(durations, masks, strict=True)):
+        first.setdefault((work[0].tobytes(), work[1].tobytes()), rank)
+    kept = np.array(list(first.values()))
     durations_us = np.ascontiguousarray(steps.durations_us[:, :, kept])
     return replace(
         steps, durations_us=durations_us, masks=np.ascontiguousarray(steps.masks[:, :, kept])

@@ -1,17 +1,13 @@
 """A workload graph as flat steps on clocks: what the walk and the fold both execute.
 
-Every rank has four clocks, the host and the streams of `perfcore.graph.ops.Stream`, and one more for each
-stream beyond. A step updates one
-clock per rank; `docs/architecture.md` lists the rules. Steps carry no candidate axis: durations and masks
-do, so that a thousand candidates share one list of steps.
+Steps carry no candidate axis: durations and masks do, so that a thousand candidates share one list of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,59 +17,41 @@ from perfcore.errors import DesignError, UnsupportedError
 from perfcore.graph.kernels import Collective
 from perfcore.graph.ops import Launch, Op, Stream, StreamId, WorkloadGraph
 from perfcore.graph.presence import Mask, Present, captured_streams, op_present
+from perfcore.op_steps import (
+    CLOCK_OF,
+    CLOCKS,
+    GRAPH_LAUNCH,
+    HOST_CLOCK,
+    STEP,
+    HostKind,
+    Opcode,
+    block,
+    clock_of,
+    form_of,
+    host,
+    masked_block,
+    records,
+    wait,
+)
 from perfcore.overheads import OpOverheads, OverheadTable
+
+__all__ = [
+    "CLOCKS",
+    "CLOCK_OF",
+    "GRAPH_LAUNCH",
+    "HOST_CLOCK",
+    "STEP",
+    "Encoder",
+    "HostKind",
+    "Opcode",
+    "Steps",
+    "clock_of",
+    "compile_steps",
+]
 
 Array = NDArray[np.float64]
 
-GRAPH_LAUNCH = "cudaGraphLaunch"
-CLOCKS = 4
-HOST_CLOCK = 0
-_OWN_MASKS = -2  # of a block whose steps carry their masks
-CLOCK_OF = {Stream.COMPUTE: 1, Stream.COMMUNICATION: 2, Stream.COPY: 3}
-
-
-def clock_of(stream: StreamId) -> int:
-    """The clock of a stream."""
-    return CLOCK_OF[stream] if isinstance(stream, Stream) else stream
-
-
-class Opcode(IntEnum):
-    """What a step does; `target`, `awaited` are its clocks."""
-
-    HOST = 0  # host += us
-    LAUNCH = 1  # target = max(target + gap, host + latency, awaited...) + duration
-    WAIT = 2  # target = max(target, awaited)
-    BLOCK = 3  # host = max(host, awaited)
-    COLLECTIVE = 4  # as LAUNCH, started together: target = max over ranks(...) + duration
-
-
-class HostKind(IntEnum):
-    """Which overhead a host step is; `NONE` for steps that cost the host nothing."""
-
-    NONE = -1
-    T1 = 0
-    T2 = 1
-    T3 = 2
-    T4 = 3
-    T5 = 4
-    ALONE = 5
-
-
-STEP = np.dtype(
-    [
-        ("opcode", np.int8),
-        ("target", np.int8),
-        ("awaited", np.int64),  # bit mask over clocks
-        ("kind", np.int8),
-        ("op", np.int32),
-        ("launch", np.int32),  # row of `durations_us`, -1 where the step launches nothing
-        ("mask", np.int32),  # row of `masks`, -1 where every candidate and rank takes the step
-        ("us", np.float64),
-        ("gap_us", np.float64),
-        ("latency_us", np.float64),
-    ],
-    align=True,
-)
+_OWN_MASKS = -2  # of an op whose steps have masks of their own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,54 +118,68 @@ def compile_steps(graph: WorkloadGraph, durations_us: Sequence[Array], overheads
 
 
 class Encoder:
-    """Appends ops to a list of steps. Unmasked ops of one form share one cached block of steps."""
+    """Appends ops to a list of steps."""
 
     def __init__(self, overheads: OverheadTable) -> None:
         self._overheads = overheads
-        self._blocks: list[NDArray[Any]] = []
+        self._known = _known_blocks(_Same(overheads))
+        self._blocks: list[bytes] = []
         self._block_masks: list[int] = []
         self._names: list[str] = []
         self._launch_ops: list[int] = []
         self._communicates: list[bool] = []
         self._masks: list[Mask] = []
+        self._rows: dict[int, int] = {}  # of masks by identity, which lasts as long as they are kept
+        self._given: list[Present] = []
 
     def add(self, op: Op, *, captured: bool) -> None:
-        """Append one op."""
-        overheads, launches = self._overheads, op.launches
-        if overheads.kernels_block_host:
-            launches, captured = _on_host(launches), False  # there are no CUDA graphs either
-        if captured and any(x.blocks for x in launches):
+        """Append one op.
+
+        Raises:
+            UnsupportedError: it blocks the host inside a CUDA graph.
+        """
+        if self._overheads.kernels_block_host:
+            # There are no CUDA graphs either.
+            op, captured = replace(op, launches=_on_host(op.launches)), False
+        launched = [(x.stream, x.after, x.blocks, type(x.kernel) is Collective) for x in op.launches]
+        key = (op.name, captured, op.continues, op.waits, op.blocks_on, *launched)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._compiled(op, captured=captured)
+        present = op_present(op)
+        self._launch_ops += [len(self._names)] * len(launched)
+        self._communicates += known.communicates
+        if all(x.present is True for x in op.launches):
+            self._append(known.steps, op.name, self._mask(present))
+        else:
+            forms = tuple(form_of(*x) for x in launched)
+            steps, masks = masked_block(op, forms, known.costs, known.gap_latency_us, present)
+            steps["mask"] = [self._mask(mask) for mask in masks]
+            self._append(steps.tobytes(), op.name, _OWN_MASKS)
+
+    def _compiled(self, op: Op, *, captured: bool) -> _Block:
+        """The op where all of it is present."""
+        table = self._overheads
+        if captured and any(x.blocks for x in op.launches):
             raise UnsupportedError(f"A CUDA graph cannot block the host, but op {op.name!r} does.")
-        forms = tuple(_form(x.stream, x.after, x.blocks, isinstance(x.kernel, Collective)) for x in launches)
-        costs = None if captured else overheads.of(op.name)
+        costs = None if captured else table.of(op.name)
         if costs and op.continues:
             costs = replace(costs, t1_us=costs.t5_us - costs.t3_us, t2_us=0.0)
-        gap, latency = (
-            overheads.graph_gap_us if captured else overheads.kernel_gap_us,
-            overheads.launch_latency_us,
-        )
-        present = op_present(op)
-        if all(x.present is True for x in launches):
-            block = _block(forms, op.waits, op.blocks_on, costs, gap, latency)
-            self._append(block, op.name, self._mask(present))
-        else:
-            by_launch = [x.present for x in launches]
-            block = self._masked_block(forms, op, costs, (gap, latency), present, by_launch)
-            self._append(block, op.name, _OWN_MASKS)
-        self._launch_ops += [len(self._names) - 1] * len(launches)
-        self._communicates += [form.collective or form.target == 2 for form in forms]
+        gap_latency_us = (table.graph_gap_us if captured else table.kernel_gap_us, table.launch_latency_us)
+        forms = tuple(form_of(x.stream, x.after, x.blocks, type(x.kernel) is Collective) for x in op.launches)
+        communicates = [form.collective or form.target == CLOCK_OF[Stream.COMMUNICATION] for form in forms]
+        steps = block(forms, op.waits, op.blocks_on, costs, gap_latency_us)
+        return _Block(steps.tobytes(), communicates, costs, gap_latency_us)
 
     def open_graph(self, streams: Sequence[StreamId]) -> None:
         """The host comes to the graph's launch; the graph starts when the compute stream gets there."""
-        steps = [_host(HostKind.T1, self._overheads.of(GRAPH_LAUNCH).t1_us)]
-        steps += [_wait(s, Stream.COMPUTE) for s in streams]
-        self._append(_records([] if self._overheads.kernels_block_host else steps), GRAPH_LAUNCH, -1)
+        steps = [host(HostKind.T1, self._overheads.of(GRAPH_LAUNCH).t1_us)]
+        self._append_graph([*steps, *(wait(s, Stream.COMPUTE) for s in streams)])
 
     def close_graph(self, streams: Sequence[StreamId]) -> None:
         """The launch call returns; the compute stream goes on when the whole graph has ended."""
-        steps = [_host(HostKind.T4, self._overheads.graph_launch_us)]
-        steps += [_wait(Stream.COMPUTE, s) for s in streams]
-        self._append(_records([] if self._overheads.kernels_block_host else steps), GRAPH_LAUNCH, -1)
+        steps = [host(HostKind.T4, self._overheads.graph_launch_us)]
+        self._append_graph([*steps, *(wait(Stream.COMPUTE, s) for s in streams)])
 
     @property
     def masks(self) -> Sequence[Mask]:
@@ -214,71 +206,63 @@ class Encoder:
         )
 
     def table(self) -> NDArray[Any]:
-        """The blocks joined; ops and launches numbered through."""
-        if not self._blocks:
-            return np.empty(0, dtype=STEP)
-        distinct = {id(b): b for b in self._blocks}
-        starts = dict(zip(distinct, np.cumsum([0, *map(len, distinct.values())]).tolist(), strict=False))
-        lengths = np.array([len(b) for b in self._blocks])
-        offsets = np.array([starts[id(b)] for b in self._blocks]) - np.cumsum(lengths) + lengths
-        table: NDArray[Any] = np.concatenate(list(distinct.values()))[
-            np.arange(lengths.sum()) + np.repeat(offsets, lengths)
-        ]
+        """The ops' steps in order; ops and launches numbered through."""
+        table: NDArray[Any] = np.frombuffer(bytearray(b"".join(self._blocks)), dtype=STEP)
+        lengths = [len(steps) // STEP.itemsize for steps in self._blocks]
         table["op"] = np.repeat(np.arange(len(lengths)), lengths)
         launched = table["launch"] >= 0
         table["launch"] = np.where(launched, np.cumsum(launched) - 1, -1)
-        masks = np.repeat(self._block_masks, lengths)
+        masks = np.repeat(np.array(self._block_masks, dtype=np.int64), lengths)
         table["mask"] = np.where(masks == _OWN_MASKS, table["mask"], masks)
         return table
 
-    def _append(self, block: NDArray[Any], name: str, mask: int) -> None:
-        self._blocks.append(block)
+    def _append(self, steps: bytes, name: str, mask: int) -> None:
+        self._blocks.append(steps)
         self._names.append(name)
         self._block_masks.append(mask)
 
+    def _append_graph(self, steps: Sequence[tuple[float, ...]]) -> None:
+        none = self._overheads.kernels_block_host
+        self._append(records([] if none else steps).tobytes(), GRAPH_LAUNCH, -1)
+
     def _mask(self, present: Present) -> int:
-        """Row of a mask; equal objects share one."""
+        """Row of a mask; one object has one row."""
         if present is True:
             return -1
-        for row, known in enumerate(self._masks):
-            if known is present:
-                return row
-        self._masks.append(np.asarray(present))
-        return len(self._masks) - 1
+        row = self._rows.setdefault(id(present), len(self._masks))
+        if row == len(self._masks):
+            self._masks.append(np.asarray(present))
+            self._given.append(present)
+        return row
 
-    def _masked_block(
-        self,
-        forms: tuple[Form, ...],
-        op: Op,
-        costs: OpOverheads | None,
-        gap_latency: tuple[float, float],
-        present: Present,
-        by_launch: Sequence[Present],
-    ) -> NDArray[Any]:
-        """An op whose launches are absent here and there; where all are, it costs its time alone."""
-        masks = [np.asarray(p) & np.asarray(present) for p in by_launch]
-        some = reduce(np.logical_or, masks)
-        rows = [(_wait(s, q), present) for s, q in op.waits]
-        if costs:
-            rows.insert(0, (_host(HostKind.T1, costs.t1_us), present))
-            rows += [(_host(HostKind.ALONE, costs.alone_us), np.asarray(present) & ~some)]
-            rows += [(_host(HostKind.T2, costs.t2_us), some)]
-        before: Mask = np.zeros((), dtype=bool)
-        for number, (form, mask) in enumerate(zip(forms, masks, strict=True)):
-            if costs and number:
-                rows.append((_host(HostKind.T5, costs.t5_us), mask & before))
-            rows.append((_launch(form, number, *gap_latency), mask))
-            if costs:
-                rows.append((_host(HostKind.T4, costs.t4_us), mask))
-            if form.blocks:
-                rows.append((_block_host(form.target), mask))
-            before = before | mask
-        rows += [(_block_host(clock_of(s)), present) for s in op.blocks_on]
-        if costs:
-            rows.append((_host(HostKind.T3, costs.t3_us), some))
-        block = _records([step for step, _ in rows])
-        block["mask"] = [self._mask(mask) for _, mask in rows]
-        return block
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """An op compiled: its records where all of it is present, whether its launches communicate, and its costs."""
+
+    steps: bytes
+    communicates: list[bool]
+    costs: OpOverheads | None
+    gap_latency_us: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A table of overheads as a key: itself alone is equal to it."""
+
+    table: OverheadTable
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.table is self.table
+
+
+@lru_cache(maxsize=16)
+def _known_blocks(table: _Same) -> dict[Hashable, _Block]:
+    """Ops compiled with a table of overheads so far, by all that their steps depend on."""
+    return {}
 
 
 def _on_host(launches: Sequence[Launch]) -> tuple[Launch, ...]:
@@ -287,69 +271,3 @@ def _on_host(launches: Sequence[Launch]) -> tuple[Launch, ...]:
         replace(x, blocks=True, present=np.zeros((1, 1), dtype=bool) if x.cuda_only else x.present)
         for x in launches
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a launch's steps depend on beside durations."""
-
-    target: int
-    awaited: int
-    blocks: bool
-    collective: bool
-
-
-@lru_cache(maxsize=1024)
-def _form(stream: StreamId, after: tuple[StreamId, ...], blocks: bool, collective: bool) -> Form:  # noqa: FBT001
-    awaited = sum({1 << clock_of(s) for s in after})
-    return Form(clock_of(stream), awaited, blocks, collective)
-
-
-@lru_cache(maxsize=4096)
-def _block(
-    forms: tuple[Form, ...],
-    waits: tuple[tuple[StreamId, StreamId], ...],
-    blocks_on: tuple[StreamId, ...],
-    costs: OpOverheads | None,
-    gap_us: float,
-    latency_us: float,
-) -> NDArray[Any]:
-    """An op that runs whole: T1, waits, T2, launches with T4 and T5, blocking, T3; no host times if captured."""
-    steps = [_wait(s, q) for s, q in waits]
-    if costs:
-        steps.insert(0, _host(HostKind.T1, costs.t1_us))
-        if forms:
-            steps.append(_host(HostKind.T2, costs.t2_us))
-    for number, form in enumerate(forms):
-        if costs and number:
-            steps.append(_host(HostKind.T5, costs.t5_us))
-        steps.append(_launch(form, number, gap_us, latency_us))
-        if costs:
-            steps.append(_host(HostKind.T4, costs.t4_us))
-        if form.blocks:
-            steps.append(_block_host(form.target))
-    steps += [_block_host(clock_of(s)) for s in blocks_on]
-    if costs:
-        steps.append(_host(HostKind.T3, costs.t3_us) if forms else _host(HostKind.ALONE, costs.alone_us))
-    return _records(steps)
-
-
-def _records(steps: Sequence[tuple[float, ...]]) -> NDArray[Any]:
-    return np.array(steps, dtype=STEP)
-
-
-def _host(kind: HostKind, us: float) -> tuple[float, ...]:
-    return (Opcode.HOST, HOST_CLOCK, 0, kind, 0, -1, -1, us, 0.0, 0.0)
-
-
-def _wait(waiting: StreamId, awaited: StreamId) -> tuple[float, ...]:
-    return (Opcode.WAIT, clock_of(waiting), 1 << clock_of(awaited), HostKind.NONE, 0, -1, -1, 0.0, 0.0, 0.0)
-
-
-def _block_host(clock: int) -> tuple[float, ...]:
-    return (Opcode.BLOCK, HOST_CLOCK, 1 << clock, HostKind.NONE, 0, -1, -1, 0.0, 0.0, 0.0)
-
-
-def _launch(form: Form, number: int, gap_us: float, latency_us: float) -> tuple[float, ...]:
-    opcode = Opcode.COLLECTIVE if form.collective else Opcode.LAUNCH
-    return (opcode, form.target, form.awaited, HostKind.NONE, 0, number, -1, 0.0, gap_us, latency_us)

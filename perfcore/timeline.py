@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -52,12 +52,72 @@ class Edge(NamedTuple):
     host_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalPath:
-    """The longest cycle: `edges` in order of time, over `iterations` iterations."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Edges:
+    """Edges of a path as columns `(e,)`, in order of time; what an `Edge` holds, and its step.
 
-    edges: tuple[Edge, ...]
-    iterations: int
+    Attributes:
+        op: index into `Steps.op_names`.
+        launch: launch index in program order, -1 for host time and waits.
+        kind: number of the `HostKind`.
+        opcode: of the step.
+        host_us: how long the host works; 0 for launches and waits.
+        clock: that the step advances, as `clocks * rank + clock`.
+        decided_by: the clock that the step waited for.
+        clocks: of a rank.
+    """
+
+    op: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    opcode: NDArray[np.int64]
+    host_us: Array
+    clock: NDArray[np.int64]
+    decided_by: NDArray[np.int64]
+    clocks: int
+
+    @property
+    def rank(self) -> NDArray[np.int64]:
+        """`(e,)`: of the clocks."""
+        return self.clock // self.clocks
+
+    def one_by_one(self) -> tuple[Edge, ...]:
+        """The edges as values, in order."""
+        columns = (self.op, self.rank, self.launch, self.kind, self.host_us)
+        why = zip(self.opcode.tolist(), self.decided_by.tolist(), self.clock.tolist(), strict=True)
+        reasons = [_reason(opcode, source, own, self.clocks) for opcode, source, own in why]
+        return tuple(
+            Edge(op, rank, launch, _HOST_KINDS[kind], reason, us)
+            for (op, rank, launch, kind, us), reason in zip(
+                zip(*(c.tolist() for c in columns), strict=True), reasons, strict=True
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath:
+    """The longest cycle, over `iterations` iterations.
+
+    Attributes:
+        laps: its edges, a lap for each iteration, in order of time.
+        iterations: number of laps.
+    """
+
+    laps: tuple[Edges, ...]
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that the cycle takes."""
+        return len(self.laps)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The edges one by one, in order of time."""
+        return tuple(edge for lap in self.laps for edge in lap.one_by_one())
+
+    def column(self, name: str) -> NDArray[Any]:
+        """`(e,)`: a column of `Edges`, over all laps."""
+        return np.concatenate([getattr(lap, name) for lap in self.laps])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,13 +171,12 @@ class Timeline:
         state = self.start_state_us[candidate]
         sources = deciding_clocks(steps.table, steps.durations_us, steps.masks, candidate, state)
         visited: dict[int, int] = {}
-        laps: list[list[Edge]] = []
+        laps: list[Edges] = []
         while at not in visited:
             visited[at] = len(laps)
             at, lap = lap_back(steps, sources, at)
             laps.append(lap)
-        cycle = laps[visited[at] :]
-        return CriticalPath(tuple(edge for lap in reversed(cycle) for edge in lap), iterations=len(cycle))
+        return CriticalPath(tuple(reversed(laps[visited[at] :])))
 
     def sensitivity(self, candidate: int = 0) -> Array:
         """`(l, r)`: d iteration time / d duration of each launch: its share of the critical cycle.
@@ -126,11 +185,20 @@ class Timeline:
         A collective counts on every rank that takes part.
         """
         path = self.critical_path(candidate)
+        launch, rank = path.column("launch"), path.column("rank")
         out = np.zeros(self.start_us.shape[1:])
-        for edge in path.edges:
-            if edge.launch >= 0:
-                out[edge.launch, edge.rank] += 1.0 / path.iterations
+        np.add.at(out, (launch[launch >= 0], rank[launch >= 0]), 1.0 / path.iterations)
         return out
+
+    def of_rank(self, rank: int) -> Timeline:
+        """The kernels and host times of one rank, `r = 1`; steps, states and clocks stay those of all."""
+        alone = slice(rank, rank + 1)
+        return replace(
+            self,
+            host_us=self.host_us[:, alone],
+            start_us=self.start_us[..., alone],
+            end_us=self.end_us[..., alone],
+        )
 
     def _covered_us(self, chosen: NDArray[np.bool_]) -> Array:
         start, end = self.start_us[:, chosen], self.end_us[:, chosen]
@@ -174,28 +242,15 @@ def _union(start: Array, end: Array, period: float) -> float:
     return covered
 
 
-def lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, list[Edge]]:
+def lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, Edges]:
     """From a clock at the iteration's end back to the clock at its start that decided it."""
-    table, clocks = steps.table, steps.clocks
-    first, rows, owns, decided = _back(
-        table["target"], table["opcode"], table["launch"], sources, clock, clocks
+    table = steps.table
+    first, rows, clocks, decided_by = _back(
+        table["target"], table["opcode"], table["launch"], sources, clock, steps.clocks
     )
-    passed = table[rows]
-    columns = [passed[name].tolist() for name in ("op", "launch", "kind", "opcode", "us")]
-    edges = [
-        Edge(
-            op,
-            own // clocks,
-            launch,
-            _HOST_KINDS[kind],
-            _reason(opcode, source, own, clocks),
-            us if kind >= 0 else 0.0,
-        )
-        for op, launch, kind, opcode, us, own, source in zip(
-            *columns, owns.tolist(), decided.tolist(), strict=True
-        )
-    ]
-    return first, edges
+    op, launch, kind, opcode, us = (table[name][rows] for name in ("op", "launch", "kind", "opcode", "us"))
+    host_us = np.where(kind >= 0, us, 0.0)
+    return first, Edges(op, launch, kind, opcode, host_us, clocks, decided_by, steps.clocks)
 
 
 @numba.njit(cache=True)

@@ -26,6 +26,7 @@ from perfcore.units import US_PER_S
 Array = NDArray[np.float64]
 
 STEPS = 16  # between two measured sizes
+_ONE_MORE_RANK = 2.0**20  # no machine has as many
 
 
 class SizeCurve:
@@ -85,13 +86,15 @@ class CollectiveModel:
         stacked = stack(kernels)
         kinds = stacked.repeat([str(k.kind) for k in kernels])
         us = np.zeros(len(kinds))
-        worlds = np.stack([stacked["world_size"], stacked["local_world_size"]], axis=1)
-        busy = (stacked["bytes"] > 0) & (worlds[:, 0] > 1)
+        bytes_, worlds, locals_ = (stacked[name] for name in ("bytes", "world_size", "local_world_size"))
+        both = worlds * _ONE_MORE_RANK + locals_  # one number for a pair
+        busy = (bytes_ > 0) & (worlds > 1)
         for kind in {k.kind for k in kernels}:
             of_kind = busy & (kinds == str(kind))
-            for world, local in np.unique(worlds[of_kind], axis=0):
-                at = of_kind & (worlds[:, 0] == world) & (worlds[:, 1] == local)
-                us[at] = self._us(kind, stacked["bytes"][at], world=int(world), local=int(local))
+            for pair in np.unique(both[of_kind]).tolist():
+                world, local = divmod(pair, _ONE_MORE_RANK)
+                at = of_kind & (both == pair)
+                us[at] = self._us(kind, bytes_[at], world=int(world), local=int(local))
         return stacked.split(us)
 
     def calibration(self, kernel: Collective) -> Calibration:
@@ -102,7 +105,7 @@ class CollectiveModel:
         sizes, worlds = values["bytes"], values["world_size"]
         busy = (sizes > 0) & (worlds > 1)
         covered = self.own and not np.any(busy & (worlds > values["local_world_size"]))
-        for world in np.unique(worlds[busy]):
+        for world in set(worlds[busy].tolist()):
             curve = self.curves.get((kernel.kind, int(world)))
             covered = covered and curve is not None and curve.covers(sizes[busy & (worlds == world)])
         return Calibration.MEASURED if covered else Calibration.EXTRAPOLATED

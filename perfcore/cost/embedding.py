@@ -72,7 +72,7 @@ class EmbeddingFormulas:
         hbm = np.where(work > 0, streamed + lookups * row * (1.0 - hits), 0.0)
         if self.repeated:
             distinct = distinct_rows(lookups, dims["rows"], dims["skew"]) * row
-            kept = _over_launch(dims, distinct + lookups * dims["index_bytes"])
+            kept = dims.over_tables(distinct + lookups * dims["index_bytes"])
             hbm = np.where(kept <= self.l2_share * self.device.l2_bytes, 0.0, hbm)
         cache = np.where(work > 0, served + lookups * row, 0.0)
         return self._us(hbm / self.lookup.efficiency, cache, _floor(dims, self.lookup, work > 0))
@@ -134,18 +134,7 @@ def _bags(dims: Stacked) -> Array:
 def _floor(dims: Stacked, rate: Rate, present: NDArray[np.bool_]) -> Array:
     """`(s,)`: the launch's floor divided among the tables of one kernel that have work."""
     here = present.astype(np.float64)
-    return np.asarray(here * rate.floor_us / np.maximum(_over_launch(dims, here), 1.0))
-
-
-def _over_launch(dims: Stacked, values: Array) -> Array:
-    """`(s,)`: the sum over the tables of each element's launch."""
-    parts, at = [], 0
-    for shape in dims.shapes:
-        size = int(np.prod(shape))
-        own = values[at : at + size].reshape(shape or (1,))
-        parts.append(np.broadcast_to(own.sum(axis=-1, keepdims=True), own.shape).ravel())
-        at += size
-    return np.concatenate(parts)
+    return np.asarray(here * rate.floor_us / np.maximum(dims.over_tables(here), 1.0))
 
 
 def _sectors(bytes_: Array) -> Array:

@@ -102,7 +102,8 @@ class HostedModel:
 
 
 def _hosted(kernel: EmbeddingForward | EmbeddingBackward) -> bool:
-    return bool(np.any(np.asarray(kernel.cache_ratio) < 1))
+    ratio = kernel.cache_ratio
+    return ratio < 1 if isinstance(ratio, float) else bool(np.any(np.asarray(ratio) < 1))
 
 
 def _without_slot(dims: Stacked) -> Array:

@@ -48,14 +48,12 @@ class Trees:
 
     def __call__(self, features: NDArray[np.float32]) -> Array:
         """`(s, f)` features to `(s,)` sums of leaves."""
-        from perfcore.cost.trees_kernel import add_trees
+        from perfcore.cost.trees_kernel import add_trees, fill_bins
 
         if self.neighbours is not None:
             features = self.neighbours.beside(features)
         bins = np.empty((features.shape[1], len(features)), dtype=np.uint8)
-        for column, values in enumerate(features.T):
-            borders = self.borders[self.starts[column] : self.starts[column + 1]]
-            bins[column] = np.searchsorted(borders, values, side="left")
+        fill_bins(np.ascontiguousarray(features.T), self.borders, self.starts, bins)
         total = np.full(len(features), self.bias)
         add_trees(bins, self.features, self.numbers, self.leaves, total)
         return total

@@ -84,13 +84,10 @@ class MemoryBoundFormulas:
     def elementwise(self, kernels: Sequence[Elementwise], dims: Stacked) -> Array:
         """Bytes read and written, at the function's own rate where there is one."""
         bytes_ = dims["bytes_read"] + dims["bytes_written"]
-        names = dims.repeat([k.function for k in kernels])
-        us = np.zeros_like(bytes_)
-        for name in {k.function for k in kernels}:
-            rate = self.function_rates.get(name, self.rates["elementwise"])
-            at = names == name
-            us[at] = rate.us(bytes_[at], self.device.hbm_bytes_per_s)
-        return us
+        rates = [self.function_rates.get(k.function, self.rates["elementwise"]) for k in kernels]
+        efficiency, floor_us = (dims.repeat([getattr(r, name) for r in rates]) for name in Rate.__slots__)
+        transfer_us = bytes_ / (efficiency * self.device.hbm_bytes_per_s) * US_PER_S
+        return np.where(bytes_ > 0, floor_us + transfer_us, 0.0)
 
     def reduction(self, kernels: Sequence[Reduction], dims: Stacked) -> Array:
         """The input read once, the result written once."""

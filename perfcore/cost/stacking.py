@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,12 +13,12 @@ from numpy.typing import NDArray
 
 from perfcore.cost.model import Calibration
 from perfcore.errors import DesignError
-from perfcore.graph.kernels import Bucket, Total, dims
+from perfcore.graph.dim_types import Bucket, Total
+from perfcore.graph.kernels import dim_names, dim_values
 
 Array = NDArray[np.float64]
+Columns = tuple[Array, tuple[tuple[int, ...], ...], NDArray[np.int64]]  # `(d, s)` dims; shapes; sizes
 K = TypeVar("K")
-
-_NAMES: dict[type, tuple[str, ...]] = {}  # numeric fields of each kernel class
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,12 @@ class Stacked:
     Attributes:
         columns: dim name to `(s,)` values of all kernels.
         shapes: each kernel's broadcast shape.
+        sizes: `(k,)` elements of each kernel; they add up to s.
     """
 
     columns: dict[str, Array]
     shapes: tuple[tuple[int, ...], ...]
+    sizes: NDArray[np.int64]
 
     def __getitem__(self, name: str) -> Array:
         """`(s,)`: one dim of all kernels."""
@@ -38,17 +42,35 @@ class Stacked:
     def repeat(self, values: Sequence[Any]) -> NDArray[Any]:
         """`(s,)`: one value a kernel, repeated for each of its elements."""
         if len(set(values)) == 1:
-            return np.full(sum(map(_size, self.shapes)), values[0])
-        return np.repeat(np.asarray(values), [_size(s) for s in self.shapes])
+            return np.full(int(self.sizes.sum()), values[0])
+        return np.repeat(np.asarray(values), self.sizes)
 
     def split(self, values: Array, *, sum_tables: bool = False) -> list[Array]:
         """One array per kernel, of its shape; with `sum_tables` without its last axis, summed."""
-        out, at = [], 0
-        for shape in self.shapes:
-            part = values[at : at + _size(shape)].reshape(shape)
-            out.append(part.sum(axis=-1) if sum_tables and shape else part)
-            at += _size(shape)
-        return out
+        if self._alike:
+            parts = values.reshape(len(self.shapes), *self.shapes[0])
+            return list(parts.sum(axis=-1) if sum_tables else parts)
+        own = self._parts(values)
+        return [part.sum(axis=-1) if sum_tables and part.ndim else part for part in own]
+
+    def over_tables(self, values: Array) -> Array:
+        """`(s,)`: the sum over the tables of each element's kernel."""
+        if self._alike:
+            parts = [values.reshape(len(self.shapes), *self.shapes[0])]
+        else:
+            parts = [np.atleast_1d(part) for part in self._parts(values)]
+        return np.concatenate(
+            [np.broadcast_to(p.sum(axis=-1, keepdims=True), p.shape).ravel() for p in parts]
+        )
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all kernels have one shape, so that one call treats all."""
+        return len(set(self.shapes)) == 1 and self.shapes[0] != ()
+
+    def _parts(self, values: Array) -> list[Array]:
+        starts = [0, *np.cumsum(self.sizes).tolist()]
+        return [values[a:b].reshape(s) for (a, b), s in zip(pairwise(starts), self.shapes, strict=True)]
 
 
 def stack(kernels: Sequence[Any]) -> Stacked:
@@ -57,18 +79,17 @@ def stack(kernels: Sequence[Any]) -> Stacked:
     Raises:
         DesignError: a dim is negative, not finite, or its shape does not broadcast.
     """
-    names = _names(kernels[0]) if kernels else ()
-    values = [[_plain(getattr(k, n)) for n in names] for k in kernels]
-    shapes = tuple(_shape(k, names, v) for k, v in zip(kernels, values, strict=True))
-    single = all(_size(s) == 1 for s in set(shapes))
-    columns = {n: _column([v[i] for v in values], shapes, single=single) for i, n in enumerate(names)}
-    for name, column in columns.items():
-        sound = np.isfinite(column) & (column >= 0)
-        if not bool(np.all(sound)):
-            bad = column[~sound][0]
-            kind = type(kernels[0]).__name__
-            raise DesignError(f"`{name} >= 0` must hold for a {kind} and be finite, but got {name}={bad}.")
-    return Stacked(columns, shapes)
+    if not kernels:
+        return Stacked({}, (), np.empty(0, dtype=np.int64))
+    names, rows = dim_names(type(kernels[0])), [dim_values(kernel) for kernel in kernels]
+    matrix, shapes, sizes = _single(rows) or _broadcast(type(kernels[0]), rows)
+    if not (matrix.min(initial=0.0) >= 0 and matrix.max(initial=0.0) < np.inf):  # NaN neither
+        sound = (matrix >= 0) & (matrix < np.inf)
+        column = int(np.argmin(sound.all(axis=1)))
+        name, bad = names[column], matrix[column][~sound[column]][0]
+        kind = type(kernels[0]).__name__
+        raise DesignError(f"`{name} >= 0` must hold for a {kind} and be finite, but got {name}={bad}.")
+    return Stacked(dict(zip(names, matrix, strict=True)), shapes, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,50 +124,57 @@ class FormulaModel(Generic[K]):
         return self.error
 
 
-def _names(kernel: Any) -> tuple[str, ...]:
-    return _NAMES.setdefault(type(kernel), tuple(dims(kernel)))
+def _single(rows: Sequence[Sequence[Any]]) -> Columns | None:
+    """Columns of kernels of one element each; `None` where some kernel has more."""
+    try:
+        plain = [[v.item() if type(v) is np.ndarray else v for v in row] for row in rows]
+        matrix = np.array(plain, dtype=np.float64).T.copy()
+    except (TypeError, ValueError):  # a sum, an array of more elements
+        return None
+    shapes = tuple((1,) * max([v.ndim if type(v) is np.ndarray else 0 for v in row]) for row in rows)
+    return matrix, shapes, np.ones(len(rows), dtype=np.int64)
 
 
-def _plain(value: Any) -> Any:
-    return value.value() if isinstance(value, (Total, Bucket)) else value
+def _broadcast(kind: type, rows: Sequence[Sequence[Any]]) -> Columns:
+    """Columns of kernels whose dims broadcast to any shape."""
+    rows = [[v.value() if isinstance(v, (Total, Bucket)) else v for v in row] for row in rows]
+    shapes = tuple(_shape(kind, row) for row in rows)
+    sizes = np.array([math.prod(shape) for shape in shapes], dtype=np.int64)
+    starts = [0, *np.cumsum(sizes).tolist()]
+    matrix = np.empty((len(rows[0]), starts[-1]))
+    for column, values in zip(matrix, zip(*rows, strict=True), strict=True):
+        numbers = [_number(v) for v in values]
+        if any(number is not None for number in numbers):
+            column[:] = np.repeat(np.array(numbers, dtype=np.float64), sizes)
+        for i, number in enumerate(numbers):
+            if number is None:
+                column[starts[i] : starts[i + 1]].reshape(shapes[i])[...] = values[i]
+    return matrix, shapes, sizes
 
 
-def _shape(kernel: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[int, ...]:
+def _number(value: Any) -> Any:
+    """The one number that a dim is, `None` where it is several."""
+    if type(value) is np.ndarray:
+        return value.item() if value.size == 1 else None
+    return value
+
+
+def _shape(kind: type, values: Sequence[Any]) -> tuple[int, ...]:
     shape: tuple[int, ...] = ()
     for value in values:
-        own = value.shape if isinstance(value, np.ndarray) else ()
+        own = value.shape if type(value) is np.ndarray else ()
         if own and own != shape:
             if shape:
-                return _broadcast_shape(kernel, names, values)
+                return _broadcast_shape(kind, values)
             shape = own
     return shape
 
 
-def _broadcast_shape(kernel: Any, names: Sequence[str], values: Sequence[Any]) -> tuple[int, ...]:
+def _broadcast_shape(kind: type, values: Sequence[Any]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*(np.shape(v) for v in values))
     except ValueError:
-        shapes = {n: np.shape(v) for n, v in zip(names, values, strict=True)}
+        shapes = {n: np.shape(v) for n, v in zip(dim_names(kind), values, strict=True)}
         raise DesignError(
-            f"The dims of a {type(kernel).__name__} must broadcast together, but got shapes {shapes}."
+            f"The dims of a {kind.__name__} must broadcast together, but got shapes {shapes}."
         ) from None
-
-
-def _column(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], *, single: bool) -> Array:
-    """`(s,)`: one dim of all kernels; `single` if each kernel has one element."""
-    if single:
-        return np.array([v.item() if isinstance(v, np.ndarray) else v for v in values], dtype=np.float64)
-    column = np.empty(sum(map(_size, shapes)))
-    at = 0
-    for value, shape in zip(values, shapes, strict=True):
-        end = at + _size(shape)
-        column[at:end].reshape(shape)[...] = value
-        at = end
-    return column
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size

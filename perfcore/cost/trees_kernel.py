@@ -1,4 +1,4 @@
-"""The inner loop of a sum of oblivious trees."""
+"""The inner loops of a sum of oblivious trees."""
 
 from __future__ import annotations
 
@@ -28,6 +28,26 @@ def add_trees(
             for level in range(depth):
                 _answer(block[features[tree, level]], numbers[tree, level], np.uint8(1 << level), leaf)
             _add(leaves[tree], leaf, part)
+
+
+@numba.njit(cache=True)
+def fill_bins(
+    features: NDArray[np.float32],
+    borders: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    bins: NDArray[np.uint8],
+) -> None:
+    """How many borders of its feature lie below each value; features and bins `(f, s)`, borders increasing."""
+    for feature in range(features.shape[0]):
+        for row in range(features.shape[1]):
+            value, low, high = features[feature, row], starts[feature], starts[feature + 1]
+            while low < high:
+                middle = (low + high) // 2
+                if borders[middle] < value:
+                    low = middle + 1
+                else:
+                    high = middle
+            bins[feature, row] = low - starts[feature]
 
 
 @numba.njit(cache=True)

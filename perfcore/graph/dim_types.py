@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from perfcore.values import dataclass
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -40,6 +41,8 @@ class Bucket:
 
     def value(self) -> Array:
         """`(..., r)`: bytes to reduce at this index."""
+        if all(np.size(term) == 1 for term in self.terms):
+            return np.reshape(self._of_one_design(), np.broadcast_shapes(*(np.shape(t) for t in self.terms)))
         filled: Array = np.zeros(np.broadcast_shapes(*(np.shape(t) for t in self.terms)))
         cap: Array = np.full_like(filled, self.first_cap_bytes)
         closed, last = filled, np.full(filled.shape, -1)
@@ -51,6 +54,18 @@ class Bucket:
             closed = np.where(closes, filled, 0.0)
             filled = np.where(closes, 0.0, filled)
             cap = np.where(closes & (closed > 0), self.cap_bytes, cap)
+        return closed
+
+    def _of_one_design(self) -> float:
+        """The value where every term is one number."""
+        terms = [float(np.asarray(term).item()) for term in self.terms]
+        last = max((position for position, term in enumerate(terms) if term > 0), default=-1)
+        filled, cap, closed = 0.0, self.first_cap_bytes, 0.0
+        for position, term in enumerate(terms[: self.index + 1]):
+            filled += term
+            closed = filled if filled >= cap or position >= last else 0.0
+            if closed > 0:
+                filled, cap = 0.0, self.cap_bytes
         return closed
 
 

@@ -49,6 +49,14 @@ def batched_groups(sizes: Sizes, *, distributed: bool) -> tuple[Group, ...]:
 
     Tables of the kernel `dense` are a group apart; those on the host are not.
     """
+    key = ("groups", distributed)
+    if key not in sizes.memo:
+        sizes.memo[key] = _batched_groups(sizes, distributed=distributed)
+    groups: tuple[Group, ...] = sizes.memo[key]
+    return groups
+
+
+def _batched_groups(sizes: Sizes, *, distributed: bool) -> tuple[Group, ...]:
     shards = sizes.dims.shards
     everywhere = np.ones_like(shards.present)
     kinds = (everywhere,) if not distributed else (shards.pooled, shards.row_split, shards.staged)

@@ -2,20 +2,22 @@
 
 A dim is a number or an array that broadcasts to `(..., r)`: candidate axes first, rank last. Embedding
 kernels have a further, last axis `t` of tables, summed inside one kernel. A dim that depends on the
-widths of all layers is a `Total` or a `Bucket`: a sum whose terms depend on few axes each, so that the
-bulk path adds it up per candidate instead of tabulating it. `resolve` turns those into plain arrays.
+widths of all layers is a `Total` or a `Bucket` (`perfcore.graph.dim_types`); `resolve` turns those into plain arrays.
 
 Kernels say nothing of time: `perfcore.cost` does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from perfcore.graph.dim_types import Array, Bucket, Dim, DType, GemmLayout, Total
 from perfcore.graph.layer_kernels import BatchNorm, Convolution, Dropout, LayerNorm, Pooling, Softmax
+from perfcore.values import dataclass
 
 __all__ = [
     "Array",
@@ -290,17 +292,35 @@ Kernel: TypeAlias = (
 )
 
 
+def dim_names(kind: type[Any]) -> tuple[str, ...]:
+    """Names of a kernel class's numeric fields, in order; enums, strings and flags are left out."""
+    return _fields_of(kind)[0]
+
+
+def dim_values(kernel: Kernel) -> tuple[Dim, ...]:
+    """The numeric fields of a kernel, in the order of `dim_names`."""
+    return _fields_of(type(kernel))[1](kernel)
+
+
+def _fields_of(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Dim, ...]]]:
+    known = _FIELDS.get(kind)
+    if known is None:
+        names = tuple(f.name for f in fields(kind) if f.type in ("Dim", "float"))
+        read: Callable[[Any], Any] = attrgetter(*names)  # of one name alone it reads no tuple
+        known = _FIELDS[kind] = (names, read if len(names) > 1 else lambda kernel: (read(kernel),))
+    return known
+
+
 def dims(kernel: Kernel) -> dict[str, Dim]:
-    """The numeric fields of a kernel by name, in order; enums, strings and flags are left out."""
-    values = ((f.name, getattr(kernel, f.name)) for f in fields(kernel))
-    return {k: v for k, v in values if not isinstance(v, (str, bool, type(None))) and k != "axis"}
+    """The numeric fields of a kernel by name, in order."""
+    return dict(zip(dim_names(type(kernel)), dim_values(kernel), strict=True))
 
 
 def summed_dim(kernel: Kernel) -> str | None:
     """Name of the dim that is a `Total` or `Bucket`, `None` where there is none; at most one may be."""
-    names = [k for k in kernel.__dataclass_fields__ if isinstance(getattr(kernel, k), (Total, Bucket))]
-    assert len(names) <= 1, f"one summed dim at most, but got {names} in {kernel}"
-    return names[0] if names else None
+    summed = [i for i, value in enumerate(dim_values(kernel)) if type(value) in _SUMS]
+    assert len(summed) <= 1, f"one summed dim at most, but got {len(summed)} in {kernel}"
+    return dim_names(type(kernel))[summed[0]] if summed else None
 
 
 def with_dims(kernel: Kernel, **values: Any) -> Kernel:
@@ -313,3 +333,9 @@ def resolve(kernel: Kernel) -> Kernel:
     """The kernel with every `Total` and `Bucket` replaced by its value."""
     name = summed_dim(kernel)
     return kernel if name is None else with_dims(kernel, **{name: getattr(kernel, name).value()})
+
+
+_SUMS = frozenset({Total, Bucket})
+_FIELDS: dict[
+    type[Any], tuple[tuple[str, ...], Callable[[Any], tuple[Dim, ...]]]
+] = {}  # by class, when first read

@@ -7,7 +7,6 @@ shapes as `torch.overrides` sees them), host overheads keyed by its name, and la
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.graph.kernels import Kernel
+from perfcore.values import dataclass
 
 
 class Stream(StrEnum):

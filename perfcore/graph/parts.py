@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,8 @@ def storage_bytes(precision: Precision) -> float:
 
 def mask_of(condition: Mask) -> Mask | bool:
     """The condition, or plain True or False where it is the same everywhere."""
+    if condition.size == 1:
+        return bool(condition.item())
     if condition.all():
         return True
     return condition if condition.any() else False
@@ -49,7 +50,7 @@ def tiny() -> Launch:
 
 def on_cuda_only(launches: Iterable[Launch]) -> list[Launch]:
     """Launches that CUDA's implementation of an op needs beside those of every device."""
-    return [replace(x, cuda_only=True) for x in launches]
+    return [Launch(x.kernel, x.stream, x.after, x.blocks, x.present, cuda_only=True) for x in launches]
 
 
 def cast(elements: Array, *, to_bf16: bool) -> Launch:

@@ -7,7 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.graph.kernels import Bucket, Kernel
+from perfcore.graph.dim_types import Bucket
+from perfcore.graph.kernels import Collective, Kernel
 from perfcore.graph.ops import Op, Stream, StreamId, WorkloadGraph
 
 Mask: TypeAlias = "NDArray[np.bool_]"
@@ -33,9 +34,5 @@ def op_present(op: Op) -> Present:
 
 
 def bucket_of(kernel: Kernel) -> Bucket | None:
-    """The kernel's dim that is a bucket, `None` where there is none."""
-    for name in kernel.__dataclass_fields__:
-        dim = getattr(kernel, name)
-        if type(dim) is Bucket:
-            return dim
-    return None
+    """The bucket that a collective reduces, `None` for others."""
+    return kernel.bytes if type(kernel) is Collective and type(kernel.bytes) is Bucket else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +127,9 @@ class Sizes:
         self.pairs = self.features * (self.features - 1.0) / 2.0
         self.layer = cache(self._layer)
         self.tables = cache(self._tables)
+        self.holds = cache(self._holds)
+        self.columns_held = cache(self._columns_held)
+        self.memo: dict[Hashable, Any] = {}  # what modules of the graph derive, under their own names
 
     def num_slots(self, module: str) -> int:
         """Slots of an MLP, its output layer included."""
@@ -154,12 +159,12 @@ class Sizes:
         """`(..., 1)`: lookups per sample over all tables."""
         return np.asarray(sum(self.table_poolings))
 
-    def holds(self, kind: str, *, anywhere: bool = False) -> Mask | bool:
+    def _holds(self, kind: str, *, anywhere: bool = False) -> Mask | bool:
         """Where a rank (or, `anywhere`, some rank) holds a shard of a kind: a flag of `Shards`."""
         flags = (getattr(self.dims.shards, kind) & self.dims.shards.present).any(axis=-1)
         return mask_of(flags.any(axis=-1, keepdims=True) if anywhere else flags)
 
-    def columns_held(self, kind: str) -> Array:
+    def _columns_held(self, kind: str) -> Array:
         """`(..., r)`: columns of a rank's shards of a kind, summed over tables."""
         shards = self.dims.shards
         return np.asarray((shards.dim * (getattr(shards, kind) & shards.present)).sum(axis=-1))
@@ -204,6 +209,11 @@ class Sizes:
         sharded, dense = owned & ~shards.dense, owned & shards.dense
         if batch.shape[-1] == 1:
             batch = np.broadcast_to(batch, (*batch.shape[:-1], self.num_tables))
+        kinds = {
+            "sharded": _by_table(sharded),
+            "dense": _by_table(dense),
+            "replicated": _by_table(replicated),
+        }
         return tuple(
             Table(
                 rows=shards.rows[..., t],
@@ -212,15 +222,24 @@ class Sizes:
                 skew=shards.skew[..., t],
                 batch=batch[..., t],
                 lookups=lookups[..., t],
-                sharded=mask_of(sharded[..., t]),
-                dense=mask_of(dense[..., t]),
-                replicated=mask_of(replicated[..., t]),
+                **{kind: masks[t] for kind, masks in kinds.items()},
             )
             for t in range(self.num_tables)
         )
 
 
 _ONE, _ZERO = np.ones((1, 1)), np.zeros((1, 1))
+
+
+def _by_table(mask: Mask) -> list[Mask | bool]:
+    """`(..., t)` as a mask for each table, plain where it is the same everywhere."""
+    rest = tuple(range(mask.ndim - 1))
+    everywhere: list[bool] = np.asarray(mask.all(axis=rest)).tolist()
+    somewhere: list[bool] = np.asarray(mask.any(axis=rest)).tolist()
+    return [
+        True if every else mask[..., t] if some else False
+        for t, (every, some) in enumerate(zip(everywhere, somewhere, strict=True))
+    ]
 
 
 def _columns(values: NDArray[np.float64]) -> tuple[Array, ...]:

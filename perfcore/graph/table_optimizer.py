@@ -132,8 +132,8 @@ def _per_table(
             for name, args, launched in updates:
                 leaves.append(Leaf(f"aten.{name}", tuple(shapes[a] for a in args)))
                 launches += _launches(table, name, launched, storage_bytes(table_precision))
-        present = mask_of(np.logical_or(table.replicated, table.dense))
-        if present is not False:
+        if table.replicated is not False or table.dense is not False:
+            present = mask_of(np.logical_or(table.replicated, table.dense))
             size = storage_bytes(table_precision)
             more_launches, more_leaves = _dense(table, optimizer, size, present=present)
             launches, leaves = launches + more_launches, leaves + more_leaves

@@ -39,7 +39,7 @@ def critical_path(steps: Steps, seeds_us: Array, *, rank: int = 0) -> tuple[Path
     sources = deciding_clocks(steps.table, steps.durations_us, steps.masks, 0, seeds_us)
     _, edges = lap_back(steps, sources, steps.clocks * rank)
     parts: list[PathPart] = []
-    for edge in edges:
+    for edge in edges.one_by_one():
         part = _part(steps, edge)
         last = parts[-1] if parts else None
         if last and (last.op, last.rank, last.what, last.reason) == (

@@ -1,4 +1,4 @@
-"""One warm prediction of a DLRM with 26 tables, and how long the command line takes to answer."""
+"""One warm prediction of a DLRM with 26 tables, or 856, and how long the command line takes to answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from dse.config import load_design
-from dse.placement import plan_for
+from perfcore.design.hardware import System
+from perfcore.design.model import Model
+from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
+from perfcore.design.training import Fusion, Training
 from perfcore.predictor import Predictor
 from perfcore.profile.profile import profile_for
 
@@ -22,19 +25,36 @@ CRITEO = (
     "system.device=a100-sxm4-80gb",
     "sharding.policy=table_wise",
 )
+SYNTHETIC = (
+    "model.tables=synthetic_856",
+    "model.interaction=cat",
+    "training.global_batch=1048576",
+    "system.device=a100-sxm4-80gb",
+    "system.world_size=1024",
+    "sharding.policy=table_wise",
+)
 DESIGNS = {
-    "table-batched, 1 GPU": ("fusion.embedding=table_batched", "system.world_size=1"),
-    "per table, 1 GPU": ("fusion.embedding=per_table", "system.world_size=1"),
-    "table-batched, 8 GPUs": ("fusion.embedding=table_batched", "system.world_size=8"),
+    "table-batched, 1 GPU": (*CRITEO, "fusion.embedding=table_batched", "system.world_size=1"),
+    "per table, 1 GPU": (*CRITEO, "fusion.embedding=per_table", "system.world_size=1"),
+    "table-batched, 8 GPUs": (*CRITEO, "fusion.embedding=table_batched", "system.world_size=8"),
+    "table-batched, 856 tables, 1,024 GPUs": (*SYNTHETIC, "fusion.embedding=table_batched"),
+    "per table, 856 tables, 1,024 GPUs": (*SYNTHETIC, "fusion.embedding=per_table"),
 }
+
+
+def in_turn(model: Model, training: Training, system: System, policy: str, fusion: Fusion) -> ShardingPlan:
+    """Each table on the next rank."""
+    placed = enumerate(model.tables)
+    return ShardingPlan(
+        tuple(TableSharding(t.name, ShardingType.TABLE_WISE, (i % system.world_size,)) for i, t in placed)
+    )
 
 
 @pytest.mark.benchmark(group="predict", timer=time.process_time)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_one_prediction(benchmark, figure, name):
-    overrides = (*CRITEO, *DESIGNS[name])
-    design = load_design(SPACES / "designs" / "dlrm_default.yaml", overrides=overrides, place=plan_for)
-    assert len(design.model.tables) == 26
+    design = load_design(SPACES / "designs" / "dlrm_default.yaml", overrides=DESIGNS[name], place=in_turn)
+    assert len(design.model.tables) == (856 if "856" in name else 26)
     predictor = Predictor(profile_for(design.system.device, design.system.node))
     predictor.predict(replace(design, training=replace(design.training, read_loss=True)))  # compiles, loads
     prediction = benchmark(predictor.predict, design)
