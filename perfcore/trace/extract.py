@@ -58,13 +58,6 @@ class Samples:
         """Median without the profiler's cost, at least 0."""
         return max(0.0, float(np.median(self.us - profiler_us_per_event * self.events)))
 
-    def trimmed_mean_us(self) -> float:
-        """Mean of what lies within 1.5 interquartile ranges of the quartiles: the published rule, a biased one."""
-        low, high = np.percentile(self.us, [25, 75])
-        spread = 1.5 * (high - low)
-        kept = self.us[(self.us >= low - spread) & (self.us <= high + spread)]
-        return float(np.mean(kept))
-
 
 @dataclass(frozen=True, slots=True)
 class Account:
