@@ -7,7 +7,7 @@ is priced in bulk is what is exported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,17 @@ from perfcore.design.training import (
 )
 
 Place: TypeAlias = Callable[[Model, Training, System, str, Fusion], ShardingPlan]
+Request: TypeAlias = tuple[Model, Training, System, str, Fusion]
 Settings: TypeAlias = "Mapping[str, Value]"
+
+
+@runtime_checkable
+class PlacesAhead(Protocol):
+    """A solver that would rather know early what it will be asked."""
+
+    def ahead(self, requests: Sequence[Request]) -> None:
+        """Place all of them together; later calls find the plans."""
+
 
 # Settings on which a placement may depend: they decide its bytes and its lookups. All else the solver sees at
 # one value for the whole space (`reference_settings`), so that a plan serves every design that shares these.
@@ -137,19 +147,29 @@ def plan_of(space: SearchSpace, settings: Settings, place: Place) -> ShardingPla
     Where the solver finds none that fits, the tables are split evenly under the same policy: the memory model
     then says by how much that design does not fit.
     """
-    world_size = int(settings["system.world_size"])
-    reference = reference_settings(space) | {k: settings[k] for k in PLACEMENT_SETTINGS}
-    model = model_of(space, reference)
-    if world_size == 1:
+    model, training, system, policy, fusion = request_of(space, settings)
+    if system.world_size == 1:
         return ShardingPlan.on_one_rank(model)
-    policy = str(settings["sharding.policy"])
-    system = System(space.device, space.node, world_size)
     try:
-        return place(model, training_of(reference), system, policy, _reference_fusion(reference))
+        return place(model, training, system, policy, fusion)
     except NoFeasibleCandidateError:
         return even_plan(
-            model, policy=policy, world_size=world_size, local_world_size=system.local_world_size
+            model, policy=policy, world_size=system.world_size, local_world_size=system.local_world_size
         )
+
+
+def place_ahead(place: object, requests: Sequence[Request]) -> None:
+    """Let a solver that wants to place all of them together do so; any other is asked one by one later."""
+    if isinstance(place, PlacesAhead):
+        place.ahead(requests)
+
+
+def request_of(space: SearchSpace, settings: Settings) -> Request:
+    """What the solver is asked for the placement of a candidate."""
+    reference = reference_settings(space) | {k: settings[k] for k in PLACEMENT_SETTINGS}
+    system = System(space.device, space.node, int(settings["system.world_size"]))
+    policy = str(settings["sharding.policy"])
+    return model_of(space, reference), training_of(reference), system, policy, _reference_fusion(reference)
 
 
 def _reference_fusion(settings: Settings) -> Fusion:

@@ -6,9 +6,9 @@ Axis letters: `n` candidates, `g` grid axes, `r` ranks, `t` tables.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ from dse.candidate import (
     even_plan,
     fusion_of,
     model_of,
+    place_ahead,
     plan_of,
     reference_settings,
+    request_of,
     settings_at,
     training_of,
     values_of,
@@ -31,7 +33,7 @@ from dse.errors import SpaceError
 from dse.schema import Policy
 from dse.space import Codes, SearchSpace, Value
 from perfcore.design.model import Interaction, Loss
-from perfcore.design.sharding import Shards, shards_of
+from perfcore.design.sharding import ShardingPlan, Shards, shards_of
 from perfcore.graph.dims import Dims, Structure, structure_for
 
 Array = NDArray[np.float64]
@@ -262,32 +264,52 @@ def _shards(space: SearchSpace, axes: Sequence[GridAxis], place: Place, *, num_r
     varied = [a for a in axes if a.name in PLACEMENT_SETTINGS]
     combinations = list(itertools.product(*(a.values for a in varied)))
     names = [a.name for a in varied]
-    solved = [_shards_at(space, dict(zip(names, c, strict=True)), place, num_ranks) for c in combinations]
+    chosen = [reference_settings(space) | dict(zip(names, c, strict=True)) for c in combinations]
+    if num_ranks > 1:
+        place_ahead(place, [request_of(space, s) for s in chosen if _is_design(s)])
+    spread = lru_cache(maxsize=None)(partial(_spread, space, num_ranks))  # fusions often share a plan
+    solved = [spread(*_plan_at(space, s, place)) for s in chosen]
     lead = [len(a.values) if a in varied else 1 for a in axes]
     fields = Shards.__dataclass_fields__
     return Shards(
         **{
-            f: _collapse(np.stack([s[f] for s in solved]).reshape(*lead, num_ranks, len(space.tables)))
+            f: _collapse(
+                np.stack([getattr(s, f) for s in solved]).reshape(*lead, num_ranks, len(space.tables))
+            )
             for f in fields
         }
     )
 
 
-def _shards_at(
-    space: SearchSpace, chosen: dict[str, Value], place: Place, num_ranks: int
-) -> dict[str, NDArray[Any]]:
-    """`(r, t)` by field for one combination of the settings on which a placement depends."""
-    settings = reference_settings(space) | chosen
-    world_size = int(settings["system.world_size"])
-    model, local = model_of(space, settings), min(world_size, space.node.gpus)
-    if int(settings["training.global_batch"]) % world_size:  # no design, but the grid has a place for it
-        policy = str(settings["sharding.policy"])
-        plan = even_plan(model, policy=policy, world_size=world_size, local_world_size=local)
-    else:
-        plan = plan_of(space, settings, place)
-    shards = shards_of(plan, model, world_size=world_size, local_world_size=local)
-    missing = num_ranks - world_size
-    return {f: np.pad(getattr(shards, f), ((0, missing), (0, 0))) for f in Shards.__dataclass_fields__}
+def _plan_at(
+    space: SearchSpace, settings: Mapping[str, Value], place: Place
+) -> tuple[ShardingPlan, int, int]:
+    """A placement, its columns and its ranks, for one combination of the settings on which it depends."""
+    dim, world_size = int(settings["model.embedding_dim"]), int(settings["system.world_size"])
+    if _is_design(settings):
+        return plan_of(space, settings, place), dim, world_size
+    # No design, but the grid has a place for it.
+    local, policy = min(world_size, space.node.gpus), str(settings["sharding.policy"])
+    plan = even_plan(model_of(space, settings), policy=policy, world_size=world_size, local_world_size=local)
+    return plan, dim, world_size
+
+
+def _spread(space: SearchSpace, num_ranks: int, plan: ShardingPlan, dim: int, world_size: int) -> Shards:
+    """`(r, t)`: a plan's shards on its ranks, the other ranks empty."""
+    model = model_of(space, reference_settings(space) | {"model.embedding_dim": dim})
+    own = shards_of(plan, model, world_size=world_size, local_world_size=min(world_size, space.node.gpus))
+    if world_size == num_ranks:
+        return own
+    values: dict[str, NDArray[Any]] = {}
+    for name in Shards.__dataclass_fields__:
+        known = getattr(own, name)
+        values[name] = np.zeros((num_ranks, known.shape[1]), dtype=known.dtype)
+        values[name][:world_size] = known
+    return Shards(**values)
+
+
+def _is_design(settings: Mapping[str, Value]) -> bool:
+    return int(settings["training.global_batch"]) % int(settings["system.world_size"]) == 0
 
 
 def _collapse(values: NDArray[Any]) -> NDArray[Any]:

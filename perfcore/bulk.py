@@ -183,7 +183,9 @@ class BulkPredictor(BulkTables):
     ) -> None:
         builder = graph_of or _dlrm_graphs(dims)
         built = [builder(s) for s in structures]
-        terms = [[] if memory is None else _flat(memory(dims, s)) for s in structures]
+        priced = [{} if memory is None else memory(dims, s) for s in structures]
+        flat = {id(p): _flat(p) for p in priced}
+        terms = [flat[id(p)] for p in priced]
         sizes = grid_sizes(dims)
         programs, ranks = _programs(built, terms, sizes, cost, overheads, max_entries)
         super().__init__(programs, sizes=sizes, ranks=ranks)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from perfcore.design.design import Design
 from perfcore.design.hardware import CATALOGUE, Device, Node
-from perfcore.design.model import Interaction
-from perfcore.design.training import Communication, EmbeddingFusion, Optimizer, Precision
+from perfcore.design.model import Interaction, Loss
+from perfcore.design.training import Communication, EmbeddingFusion, Fusion, Optimizer, Precision
 from perfcore.errors import ProfileError
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Total
@@ -150,6 +150,34 @@ def memory_terms(dims: Dims, structure: Structure) -> dict[str, Term]:
         "activations": _activation_bytes(dims, structure),
         "rest": np.asarray(sum(rest.values()), dtype=np.float64),
     }
+
+
+class MemoryOfGrid:
+    """`memory_terms` of one grid's structures, worked out once for all that memory cannot tell apart."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._known: dict[Structure, tuple[Dims, dict[str, Term]]] = {}
+
+    def __call__(self, dims: Dims, structure: Structure) -> dict[str, Term]:
+        """The terms; the same object for structures that memory cannot tell apart."""
+        seen = _as_memory_sees(structure)
+        if seen not in self._known or self._known[seen][0] is not dims:
+            self._known[seen] = dims, memory_terms(dims, seen)
+        return self._known[seen][1]
+
+
+def _as_memory_sees(structure: Structure) -> Structure:
+    """The structure with a default for everything that memory does not ask for."""
+    communication = Communication.PIPELINED if _pipelined(structure) else Communication.SERIAL
+    return replace(
+        structure,
+        loss=Loss.BCE,
+        pinned_input=False,
+        read_loss=False,
+        synchronize=False,
+        fusion=Fusion(embedding=structure.fusion.embedding, communication=communication),
+    )
 
 
 def embedding_bytes(dims: Dims, structure: Structure) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from perfcore.maxplus import compose
 from perfcore.segments import Amount, CurveLaunch, Joint, Local, Segment, Term
 
 Array = NDArray[np.float64]
+# A sum's axes, where it is stored, and whether ranks differ in it.
+_StoredSum: TypeAlias = tuple[Axes, int, int]
 MAX_RANKS = 64
 
 
@@ -65,6 +67,7 @@ class Assembler:
     _dominance: list[tuple[NDArray[np.uint64], Axes]] = field(default_factory=list)
     _memory: list[list[tuple[int, int, int]]] = field(default_factory=list)
     _merged: dict[tuple[int, int], tuple[Local, Local, Local | None]] = field(default_factory=dict)
+    _summed: dict[int, tuple[Sequence[Any], list[_StoredSum]]] = field(default_factory=dict)
     _slots: int = 1
 
     def __post_init__(self) -> None:
@@ -74,13 +77,20 @@ class Assembler:
                 f"At most {MAX_RANKS} ranks can be priced in bulk, but got {self.num_ranks}."
             )
 
-    def add(self, segments: Sequence[Segment], memory: Iterable[Any]) -> None:
-        """Append one structure's program and the grid arrays whose sum is its memory."""
+    def add(self, segments: Sequence[Segment], memory: Sequence[Any]) -> None:
+        """Append one structure's program and the grid arrays whose sum is its memory.
+
+        Structures with the same memory had better pass the same object: its sum is then formed once.
+        """
         self._used.append([])
         self._emit(self._merge(segments))
         self._emit_ranks()
         self._row_bounds.append(len(self._rows))
-        self._memory.append([self._memory_row(t, axes) for t, axes in self._sums(memory)])
+        if id(memory) not in self._summed:
+            # The terms are kept, so that their id stays their own.
+            self._summed[id(memory)] = memory, [self._stored_sum(*s) for s in self._sums(memory)]
+        stored = self._summed[id(memory)][1]
+        self._memory.append([(self._key(axes), offset, ranked) for axes, offset, ranked in stored])
 
     def programs(self) -> Programs:
         """All programs."""
@@ -273,9 +283,8 @@ class Assembler:
                 out.append((table, axes))
         return out
 
-    def _memory_row(self, table: Array, axes: Axes) -> tuple[int, int, int]:
-        ranked = int(table.shape[1] > 1)
-        return (self._key(axes), self._values.add(np.ascontiguousarray(table).reshape(-1)), ranked)
+    def _stored_sum(self, table: Array, axes: Axes) -> _StoredSum:
+        return axes, self._values.add(np.ascontiguousarray(table).reshape(-1)), int(table.shape[1] > 1)
 
 
 def _dominance(values: NDArray[Any]) -> NDArray[np.uint64]:

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.candidate import Place, column, design_of, remembered
+from dse.candidate import Place, column, design_of
 from dse.config import dump_design
 from dse.constraints import margins_of
 from dse.grid import Grid, grid_of
 from dse.objective import metrics_of, objective_values
-from dse.placement import Planner
 from dse.placement.design.gap import DesignBounds
 from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
+from dse.search.placing import SpacePlanner
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
 from dse.search.table_cache import TableCache, cache_folder, table_key
 from dse.space import SearchSpace
 from dse.study_config import StudyConfig
 from perfcore.bulk import BulkPredictor, BulkTables
-from perfcore.memory import memory_terms
+from perfcore.memory import MemoryOfGrid
 from perfcore.predictor import Predictor
 from perfcore.profile.profile import Profile, load_profile, profile_for
 
@@ -67,7 +67,7 @@ def _tables(grid: Grid, profile: Profile, cache: TableCache | None) -> BulkTable
         grid.structures,
         cost=profile.cost_model(),
         overheads=profile.overheads,
-        memory=memory_terms,
+        memory=MemoryOfGrid(),
     )
     if cache:
         cache.write(key, built.arrays)
@@ -80,7 +80,7 @@ class SpaceEvaluator:
     def __init__(self, config: StudyConfig, profile: Profile, *, cache: TableCache | None = None) -> None:
         """Take the tables from the cache, or build them."""
         self._config = config
-        self.times = BulkTimes(config.space, profile, remembered(Planner(profile)), cache=cache)
+        self.times = BulkTimes(config.space, profile, SpacePlanner(config.space, profile), cache=cache)
         self._quality: QualityModel | None = quality_model(config.quality)
 
     def evaluate(self, codes: Codes) -> Evaluation:
@@ -154,7 +154,7 @@ class SpacePricing:
 
     @cached_property
     def _place(self) -> Place:
-        return remembered(Planner(self._loaded))
+        return SpacePlanner(self.config.space, self._loaded)
 
 
 def pricing_of(config: StudyConfig, source: str | None) -> SpacePricing:

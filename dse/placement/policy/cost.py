@@ -41,6 +41,10 @@ class Pieces:
 class ShardCost(Protocol):
     """Prices shards; a user's own measurements may stand behind it."""
 
+    def __hash__(self) -> int:
+        """Equal costs give equal prices: these are remembered for a while."""
+        ...
+
     def load_us(self, kind: ShardingType, pieces: Pieces) -> Array:
         """`(s,)` µs per iteration, forward and backward, on a rank that holds the shard: finite, >= 0."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -87,23 +88,24 @@ def instance_of(
 ) -> Instance:
     """The options that a policy leaves to each table of a design; the design's own plan does not matter.
 
-    `kinds` are those that `AUTO` may use beside whole tables.
+    `kinds` are those that `AUTO` may use beside whole tables; `cost` is hashable.
     """
     ranks, local = design.system.world_size, design.system.local_world_size
     dims = design.model.table_dims
     splits = [s for t, dim in enumerate(dims) for s in _splits(design, t, dim, policy, kinds)]
-    loads = _loads(design.model, splits, cost)
+    known = _prices(design, cost)
+    prices = np.array([known[s] for s in splits]).reshape(-1, 2)
     if policy is Policy.DATA_PARALLEL_SMALL and ranks > 1:
-        keep = _cheaper_of_two(splits, loads, ranks)
-        splits, loads = [splits[i] for i in keep], loads[keep]
+        keep = _cheaper_of_two(splits, prices[:, 0], ranks)
+        splits, prices = [splits[i] for i in keep], prices[keep]
     tables = np.array([s.table for s in splits])
     return Instance(
         kinds=tuple(s.kind for s in splits),
         first=np.searchsorted(tables, np.arange(len(design.model.tables) + 1)).astype(np.int64),
         where=np.array([_where(s.kind) for s in splits], dtype=np.int64),
         count=np.array([s.count for s in splits], dtype=np.int64),
-        load_us=loads,
-        bytes=_bytes(design, splits),
+        load_us=np.ascontiguousarray(prices[:, 0]),
+        bytes=np.ascontiguousarray(prices[:, 1]),
         capacity_bytes=without_tables(design.model, design.training, design.fusion, design.system)[2],
         num_ranks=ranks,
         ranks_per_host=local,
@@ -111,32 +113,49 @@ def instance_of(
 
 
 def _splits(design: Design, table: int, dim: int, policy: Policy, kinds: Set[ShardingType]) -> list[_Split]:
-    ranks, local = design.system.world_size, design.system.local_world_size
-    whole = _Split(table, ShardingType.TABLE_WISE, 1)
-    if ranks == 1:
-        return [whole]
-    rows = design.model.tables[table].num_embeddings
-    columns = [_Split(table, ShardingType.COLUMN_WISE, k) for k in _halvings(min(ranks, dim))]
-    row_wise = [_Split(table, ShardingType.ROW_WISE, ranks)] if rows >= ranks else []
-    on_host = [_Split(table, ShardingType.TABLE_ROW_WISE, local)] if rows >= local > 1 else []
-    copies = [_Split(table, ShardingType.DATA_PARALLEL, ranks)]
+    whole, columns, row_wise, on_host, copies = _every_split(design, table, dim)
+    if design.system.world_size == 1:
+        return whole
     match policy:
         case Policy.TABLE_WISE:
-            return [whole]
+            return whole
         case Policy.COLUMN_WISE:
-            return columns or [whole]
+            return columns or whole
         case Policy.ROW_WISE:
-            return row_wise or [whole]
+            return row_wise or whole
         case Policy.TABLE_ROW_WISE:
-            return on_host or [whole]
+            return on_host or whole
         case Policy.DATA_PARALLEL:
             return copies
         case Policy.DATA_PARALLEL_SMALL:
-            return [whole, *copies]
+            return [*whole, *copies]
         case Policy.AUTO:
             # On one machine table_row_wise is row_wise.
-            ways = [*columns, *row_wise, *(on_host if ranks > local else []), *copies]
-            return [whole, *(way for way in ways if way.kind in kinds)]
+            several = design.system.world_size > design.system.local_world_size
+            ways = [*columns, *row_wise, *(on_host if several else []), *copies]
+            return [*whole, *(way for way in ways if way.kind in kinds)]
+
+
+def _every_split(design: Design, table: int, dim: int) -> tuple[list[_Split], ...]:
+    """Whole, by columns, by rows, by rows on a machine, replicated; as far as a table can be split so."""
+    ranks, local = design.system.world_size, design.system.local_world_size
+    rows = design.model.tables[table].num_embeddings
+    return (
+        [_Split(table, ShardingType.TABLE_WISE, 1)],
+        [_Split(table, ShardingType.COLUMN_WISE, k) for k in _halvings(min(ranks, dim))],
+        [_Split(table, ShardingType.ROW_WISE, ranks)] if rows >= ranks else [],
+        [_Split(table, ShardingType.TABLE_ROW_WISE, local)] if rows >= local > 1 else [],
+        [_Split(table, ShardingType.DATA_PARALLEL, ranks)],
+    )
+
+
+@lru_cache(maxsize=4)
+def _prices(design: Design, cost: ShardCost) -> dict[_Split, tuple[float, float]]:
+    """µs and bytes of one shard of every split: policies, asked for one after another, share most of them."""
+    dims = design.model.table_dims
+    every = [s for t, dim in enumerate(dims) for way in _every_split(design, t, dim) for s in way]
+    loads, held = _loads(design.model, every, cost), _bytes(design, every)
+    return dict(zip(every, zip(loads.tolist(), held.tolist(), strict=True), strict=True))
 
 
 def _halvings(most: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from dse.errors import NoFeasibleCandidateError, SpaceError
 from dse.placement.policy.cost import AnalyticCost, ShardCost
 from dse.placement.policy.options import ALL_KINDS, Instance, Policy, instance_of
-from dse.placement.solver.problem import homogeneous, loads_of
+from dse.placement.solver.problem import Assignment, Where, homogeneous, loads_of
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
@@ -25,6 +26,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 # Steps times tables of a placement by policy, of which a space asks for hundreds; the greedy starts come on top.
 _WORK = 120_000
+_CLOSE = 1e-3  # relative; a load that close to the least possible one is not worth a search
 _WORK_TO_FIT = 20_000  # steps, where nothing fits memory yet
 
 
@@ -107,7 +109,7 @@ def place(
         policy: a `Policy` by name.
         fusion: per-table embeddings keep sparse gradients; the default is table-batched.
         kinds: sharding types that the policy `auto` may use beside whole tables.
-        cost: what a shard costs; by default traffic over data-sheet bandwidths.
+        cost: what a shard costs, hashable; by default traffic over data-sheet bandwidths.
         seed: of the restarts.
 
     Returns:
@@ -118,10 +120,16 @@ def place(
         DesignError: the batch does not divide by the ranks.
     """
     chosen = _policy(policy)
-    design = Design(model, training, fusion or Fusion(), ShardingPlan.on_one_rank(model), system)
+    design = _unplaced(model, training, fusion or Fusion(), system)
     instance = instance_of(design, chosen, cost or AnalyticCost(training, system), kinds=kinds)
     solution = solve(instance, seed=seed)
     return _placement(design, instance, solution)
+
+
+@lru_cache(maxsize=4)
+def _unplaced(model: Model, training: Training, fusion: Fusion, system: System) -> Design:
+    """The design with a plan that does not matter; policies are asked for one after another."""
+    return Design(model, training, fusion, ShardingPlan.on_one_rank(model), system)
 
 
 def solve(instance: Instance, *, seed: int = 0) -> Solution:
@@ -138,15 +146,35 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
         num_ranks=instance.num_ranks,
         ranks_per_host=instance.ranks_per_host,
     )
-    going = Search(problem, seed=seed)
-    going.run(work=_WORK // instance.num_tables, time_limit_s=np.inf)
-    if going.overflow_bytes > 0:
-        going.run(work=_WORK_TO_FIT, time_limit_s=np.inf)
-    found = going.best
+    if (instance.where == Where.ALL).all() and len(instance.where) == instance.num_tables:
+        everyone = tuple(range(instance.num_ranks))
+        found = Assignment(np.arange(instance.num_tables), (everyone,) * instance.num_tables)
+    else:
+        going = Search(problem, seed=seed, fine=len(set(instance.kinds)) > 1)
+        enough = _least_load_us(instance) * (1 + _CLOSE)
+        going.run(work=_WORK // instance.num_tables, time_limit_s=np.inf, enough=enough)
+        if going.overflow_bytes > 0 and _may_fit(instance):
+            going.run(work=_WORK_TO_FIT, time_limit_s=np.inf)
+        found = going.best
     loads = loads_of(problem, found)
     # Shards of an option are alike.
     ranks = tuple(tuple(sorted(r)) for r in found.ranks)
     return Solution(found.option, ranks, loads.cost[:, 0], loads.bytes)
+
+
+def _least_load_us(instance: Instance) -> float:
+    """No assignment loads its fullest rank less: that is at least the mean, and holds any table's shard."""
+    first = instance.first[:-1]
+    total_us = float(np.minimum.reduceat(instance.load_us * instance.count, first).sum())
+    return max(total_us / instance.num_ranks, float(np.minimum.reduceat(instance.load_us, first).max()))
+
+
+def _may_fit(instance: Instance) -> bool:
+    """All shards together, and the largest shard of each table, are within memory for some choice of options."""
+    first, capacity = instance.first[:-1], instance.capacity_bytes
+    total = float(np.minimum.reduceat(instance.bytes * instance.count, first).sum())
+    largest = float(np.minimum.reduceat(instance.bytes, first).max())
+    return max(total / instance.num_ranks, largest) <= capacity
 
 
 def _policy(name: str) -> Policy:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dse.placement.policy.choose import fastest, placed
+from dse.placement.policy.choose import Candidate, Case, by_policies, fastest, placed
 from dse.placement.policy.options import Policy
 from dse.placement.policy.place import Placement
+from perfcore.design.design import Design
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import Model
 from perfcore.design.sharding import ShardingPlan
@@ -55,7 +56,11 @@ class Planner:
     ) -> Placement:
         """As a call, with loads and memory by rank."""
         if policy == Policy.AUTO and system.world_size > 1:
-            return fastest(model, training, system, fusion, predictor=self._predictor(system))
+            found = by_policies(model, training, system)
+            design = Design(model, training, fusion, found[0].plan, system)
+            candidates = tuple(Candidate(p.plan, float(p.load_us.max())) for p in found)
+            (best,) = fastest([Case(design, candidates)], predictor=self._predictor(system))
+            return next(p for p in found if p.plan == best)
         return placed(model, training, system, policy)
 
     def _predictor(self, system: System) -> Predictor:

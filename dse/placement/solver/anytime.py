@@ -89,6 +89,7 @@ class Search:
         seed: int = 0,
         start: Assignment | None = None,
         options: Ints | None = None,
+        fine: bool = True,
     ) -> None:
         """Build the greedy starts.
 
@@ -98,6 +99,7 @@ class Search:
             start: an assignment to begin with, beside the usual starts.
             options: a `(t,)` choice of options (of `problem`) to begin with as well, e.g. a relaxation's;
                 tables whose choice was dropped as dominated are left open.
+            fine: more starts, which take longer than a short search.
 
         Raises:
             SpaceError: the problem has no solution for want of tables or ranks, or the start is not one of its
@@ -111,7 +113,7 @@ class Search:
         self._data = data_of(self._small)
         self._state = empty_state(self._small, self._data, seed=seed)
         self._seed, self.steps, self._gained_at = seed, 0, 0
-        self._given = start
+        self._given, self._fine = start, fine
         self._pool = self._starts(start, [] if options is None else [self._translated(options)])
         self.round_steps = len(self._pool) * _ROUNDS_OF_A_LENGTH * self._first_steps
         self._packing: Search | None = None
@@ -192,7 +194,7 @@ class Search:
     def _pack(self, steps: int) -> None:
         """Search for an assignment that fits, whatever it costs."""
         if self._packing is None:
-            self._packing = Search(_memory_alone(self._small), seed=self._seed)
+            self._packing = Search(_memory_alone(self._small), seed=self._seed, fine=self._fine)
         packing, before = self._packing, self._packing.steps
         while packing.steps < before + steps and packing.objective > 1.0:
             packing.improve(CHUNK)
@@ -237,12 +239,12 @@ class Search:
         problem, data = self._small, self._data
         size = by_size(data)
         pool = [self._greedy(size, options) for options in more]
-        pool += [self._greedy(size, o) for o in start_options(problem, data, tight=False)]
+        pool += [self._greedy(size, o) for o in start_options(problem, data, tight=False, fine=self._fine)]
         if problem.num_options * problem.num_ranks <= _OPEN_WORK:
             pool.append(self._greedy(size, np.full(problem.num_tables, -1)))
         if min(_rank(m.best) for m in pool) > (0.0, np.inf):
             memory = by_memory(problem, data)
-            for options in start_options(problem, data, tight=True):
+            for options in start_options(problem, data, tight=True, fine=self._fine):
                 pool += [self._greedy(order, options) for order in (size, memory)]
             pool.append(self._greedy(memory, np.full(problem.num_tables, -1)))
         distinct = _unlike(sorted(pool, key=lambda m: _rank(m.best)))

@@ -28,12 +28,15 @@ _ABOVE_CEILING = 1e6  # makes an option with a larger shard lose to every one wi
 _TINY = 1e-300
 
 
-def start_options(problem: Problem, data: Data, *, tight: bool) -> list[Ints]:
+def start_options(problem: Problem, data: Data, *, tight: bool, fine: bool = True) -> list[Ints]:
     """Distinct `(t,)` choices: of each table the option of least total cost whose shards stay below a ceiling.
 
     The ceilings run from the share of a rank in all work downwards: whole tables are cheapest, but a large one
-    keeps a rank longer than its share. With `tight`, memory is priced as well, and one choice takes least memory.
+    keeps a rank longer than its share. With `tight`, memory is priced as well, and one choice takes least memory. With
+    `fine`, the ceilings of the events are lowered one by one as well.
     """
+    if problem.num_options == problem.num_tables:
+        return [np.arange(problem.num_tables, dtype=np.int64)]
     memory = np.add.reduceat(problem.bytes + problem.host_bytes, problem.first_shard[:-1])
     share = float(data.total[least(data, data.total)].sum()) / problem.num_ranks
     ceilings = share * np.geomspace(1.0, _SMALLEST_SHARE, _CEILINGS)
@@ -45,7 +48,8 @@ def start_options(problem: Problem, data: Data, *, tight: bool) -> list[Ints]:
         choices += [least(data, _above(data.peak, c) + p) for p in priced for c in ceilings[::2]]
         choices.append(least(data, memory))
         choices.append(least(data, np.maximum.reduceat(problem.bytes, problem.first_shard[:-1])))
-    choices += _below_ceilings(problem, data, choices[0])
+    if fine:
+        choices += _below_ceilings(problem, data, choices[0])
     return list({choice.tobytes(): choice for choice in choices}.values())
 
 
@@ -124,7 +128,8 @@ def _priced(data: Data, work: _Work, ceilings: Array, found: dict[bytes, tuple[f
     """The least estimated objective of some choices below the ceilings; they are added to `found`."""
     over = np.maximum(work.largest - ceilings, 0.0).sum(axis=1) * _ABOVE_CEILING
     price, best = np.ones(len(ceilings)), np.inf
-    for _ in range(_PRICINGS):
+    # One event's price weighs all options alike.
+    for _ in range(_PRICINGS if len(ceilings) > 1 else 1):
         options = least(data, over + work.share @ price)
         by_work, by_shard = work.duration(options)
         estimate = float(np.maximum(by_work, by_shard).sum())
