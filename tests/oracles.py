@@ -41,24 +41,38 @@ def _runs(op, candidate, rank):
     return True
 
 
-def _kernel(launch, durations, ranks, clock, h, gap, latency, candidate):
+def _program(graph, durations_us, candidate):
+    """What runs where, region by region: each op with its ranks, its launches by rank, and their times by rank."""
+    ranks, number, regions = range(graph.num_ranks), 0, []
+    for region in graph.regions:
+        ops = []
+        for op in region.ops:
+            here = [r for r in ranks if _runs(op, candidate, r)]
+            made = {r: [x for x in op.launches if _at(x.present, candidate, r)] for r in here}
+            times = durations_us[number : number + len(op.launches)]
+            ops.append((op, here, made, [{r: _at(us, candidate, r) for r in here} for us in times]))
+            number += len(op.launches)
+        regions.append(ops)
+    return regions
+
+
+def _kernel(launch, us, ranks, clock, h, gap, latency):
     """One launch on the ranks that make it."""
     starts = {}
     for r in ranks:
         s = clock[r]
         starts[r] = max([s[launch.stream] + gap, h[r] + latency] + [s[a] for a in launch.after])
-    us = {r: _at(durations, candidate, r) for r in ranks}
     for r in ranks:
         if isinstance(launch.kernel, Collective):
-            clock[r][launch.stream] = max(starts.values()) + max(us.values())
+            clock[r][launch.stream] = max(starts.values()) + max(us[q] for q in ranks)
         else:
             clock[r][launch.stream] = starts[r] + us[r]
 
 
-def _iterate(graph, durations_us, overheads, candidate, h, clock):
-    ranks, number = range(graph.num_ranks), 0
+def _iterate(graph, program, overheads, h, clock):
+    ranks = range(graph.num_ranks)
     captured = False
-    for region_number, region in enumerate(graph.regions):
+    for region_number, ops in enumerate(program):
         if region_number == graph.captured_from:
             captured = True
             used = {x.stream for g in graph.regions[region_number:] for op in g.ops for x in op.launches}
@@ -66,10 +80,8 @@ def _iterate(graph, durations_us, overheads, candidate, h, clock):
                 h[r] += overheads.of("cudaGraphLaunch").t1_us
                 for stream in used:
                     clock[r][stream] = max(clock[r][stream], clock[r][Stream.COMPUTE])
-        for op in region.ops:
-            here = [r for r in ranks if _runs(op, candidate, r)]
+        for op, here, made, times in ops:
             cost = overheads.of(op.name)
-            made = {r: [x for x in op.launches if _at(x.present, candidate, r)] for r in here}
             for r in here:
                 if not captured:
                     # Still inside the op before: the gap between launches, less the end charged too early.
@@ -78,29 +90,19 @@ def _iterate(graph, durations_us, overheads, candidate, h, clock):
                     clock[r][waiting] = max(clock[r][waiting], clock[r][awaited])
                 if made[r] and not captured:
                     h[r] += 0.0 if op.continues else cost.t2_us
-            for launch in op.launches:
+            for launch, us in zip(op.launches, times, strict=True):
                 on = [r for r in here if launch in made[r]]
                 gap = overheads.graph_gap_us if captured else overheads.kernel_gap_us
                 for r in on:
                     if not captured and launch is not made[r][0]:
                         h[r] += cost.t5_us
                 if on:
-                    _kernel(
-                        launch,
-                        durations_us[number],
-                        on,
-                        clock,
-                        h,
-                        gap,
-                        overheads.launch_latency_us,
-                        candidate,
-                    )
+                    _kernel(launch, us, on, clock, h, gap, overheads.launch_latency_us)
                 for r in on:
                     if not captured:
                         h[r] += cost.t4_us
                     if launch.blocks:
                         h[r] = max(h[r], clock[r][launch.stream])
-                number += 1
             for r in here:
                 for stream in op.blocks_on:
                     h[r] = max(h[r], clock[r][stream])
@@ -120,13 +122,14 @@ def scalar_iteration_time(graph, durations_us, overheads, candidate=0, warm_up=4
     """
     h = [0.0] * graph.num_ranks
     clock = [dict.fromkeys(Stream, 0.0) for _ in range(graph.num_ranks)]
+    program = _program(graph, durations_us, candidate)
 
     def latest():
         return max(max(h), max(max(c.values()) for c in clock))
 
     for _ in range(warm_up):
-        _iterate(graph, durations_us, overheads, candidate, h, clock)
+        _iterate(graph, program, overheads, h, clock)
     before = latest()
     for _ in range(period):
-        _iterate(graph, durations_us, overheads, candidate, h, clock)
+        _iterate(graph, program, overheads, h, clock)
     return (latest() - before) / period
