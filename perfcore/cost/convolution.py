@@ -8,7 +8,9 @@ A convolution is a product of patches with filters that no kernel ever writes do
 * gradient of the weights: `(K, C·R·S, N·P·Q)`.
 
 Its time is the tiled roofline over the share that kernels of that product reach, and at least its tensors' time over
-memory; weight gradients, whose sums are long and whose results small, also read their operands several times.
+memory; weight gradients, whose sums are long and whose results small, also read their operands several times. Shares
+were measured on one device; on another, and in other formats, they are smaller or larger as the shares of plain
+products are (`ProductShares`).
 
 A single-precision 3 × 3 convolution of stride 1 may go Winograd's way (Lavin and Gray 2016, arXiv 1509.09308): fused,
 F(2×2, 3×3), with 2.25 times fewer multiplications; or by F(4×4, 3×3), with four times fewer, as transforms in memory
@@ -17,13 +19,13 @@ around 36 products.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.cost.gemm import at_clock_share
+from perfcore.cost.gemm import GemmModel, at_clock_share
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import GemmRoofline, GemmShapes, gemm_roofline
 from perfcore.cost.stacking import Stacked, stack
@@ -46,7 +48,11 @@ _SHARES = (
     "winograd_fused",
     "winograd_products",
     "bandwidth",
+    "product_share",
 )
+_ARITHMETIC = _SHARES[:6]
+# Products whose shares of the roofline are compared, of sizes that convolutions are: (m, n, k).
+_REFERENCE = np.array([(m, n, k) for m in (2048.0, 8192.0) for n in (256.0, 1024.0) for k in (512.0, 2048.0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class ConvolutionParams:
         bandwidth: share of the data sheet's memory bandwidth that tensors and transforms move at.
         weight_passes: times that a weight gradient's operands cross the memory bus, at the data sheet's bandwidth.
         floor_us: start-up of one kernel.
+        product_share: share of the tiled roofline that plain products reach on the device of the shares above.
     """
 
     forward: float
@@ -74,6 +81,7 @@ class ConvolutionParams:
     bandwidth: float
     weight_passes: float
     floor_us: float
+    product_share: float
 
     def __post_init__(self) -> None:
         """Refuse shares that no kernel reaches."""
@@ -86,6 +94,31 @@ class ConvolutionParams:
                 "`weight_passes >= 0` and `floor_us >= 0` must hold for convolutions, but got "
                 f"{self.weight_passes} and {self.floor_us}."
             )
+
+    def scaled(self, factor: float) -> ConvolutionParams:
+        """With shares of arithmetic times a factor, none above 1."""
+        return replace(self, **{name: min(1.0, factor * getattr(self, name)) for name in _ARITHMETIC})
+
+
+class ProductShares:
+    """Shares of the tiled roofline that a device's plain products reach, by format; found out when first asked."""
+
+    def __init__(self, gemm: GemmModel) -> None:
+        self._gemm = gemm
+        self._found: dict[DType, float] = {}
+
+    def __call__(self, dtype: DType) -> float:
+        """The median over products of sizes that convolutions are."""
+        if dtype not in self._found:
+            shapes = GemmShapes(np.ones(len(_REFERENCE)), *_REFERENCE.T)
+            device = at_clock_share(self._gemm.device, self.clock_share(dtype))
+            ideal_us = gemm_roofline(shapes, device, dtype).us
+            self._found[dtype] = float(np.median(ideal_us / self._gemm.price_us(shapes, dtype)))
+        return self._found[dtype]
+
+    def clock_share(self, dtype: DType) -> float:
+        """Sustained over boost clock."""
+        return self._gemm.params[dtype].clock_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +199,14 @@ class ConvolutionModel:
         params: shares.
         basis: on what single-precision durations rest; other formats were never measured.
         error: nine in ten measurements lie within a factor `exp(error)`.
-        clock_shares: sustained over boost clock, by format.
+        products: shares of this device's products, and its clocks; `None`: those of the device of `params`, at boost clock.
     """
 
     device: Device
     params: ConvolutionParams
     basis: Calibration
     error: float
-    clock_shares: Mapping[DType, float]
+    products: ProductShares | None = None
 
     def predict_us(self, kernels: Sequence[Convolution]) -> list[Array]:
         """One array per kernel, of the broadcast shape of its dims."""
@@ -190,16 +223,19 @@ class ConvolutionModel:
 
     def price_us(self, geometry: Geometry, dtype: DType, layout: GemmLayout) -> Array:
         """`(s,)` durations of convolutions of one product and format: the fastest way to do them."""
-        device = at_clock_share(self.device, self.clock_shares.get(dtype, 1.0))
+        p, device = self.params, self.device
+        if self.products is not None:
+            p = p.scaled(self.products(dtype) / p.product_share)
+            device = at_clock_share(device, self.products.clock_share(dtype))
         memory_us = geometry.values * dtype.bytes / device.hbm_bytes_per_s * US_PER_S
-        us = self._implicit_us(geometry, device, dtype, layout, memory_us)
+        us = _implicit_us(p, geometry, device, dtype, layout, memory_us)
         if dtype is not DType.FP32 or not geometry.square.any():
             return us
         at = np.flatnonzero(geometry.square)
         square = geometry.take(at)
-        ways = [us[at], self._transformed_us(square, device, layout, memory_us[at])]
+        ways = [us[at], _transformed_us(p, square, device, layout, memory_us[at])]
         if layout is not GemmLayout.GRAD_WEIGHT:
-            ways.append(self._fused_us(square, device, layout, memory_us[at]))
+            ways.append(_fused_us(p, square, device, layout, memory_us[at]))
         us[at] = np.min(ways, axis=0)
         return us
 
@@ -214,43 +250,51 @@ class ConvolutionModel:
         """Nine in ten measurements lie within a factor `exp` of it of the duration; the same for every shape."""
         return self.error
 
-    def _implicit_us(
-        self, geometry: Geometry, device: Device, dtype: DType, layout: GemmLayout, memory_us: Array
-    ) -> Array:
-        """As products over patches. A group of few channels fills no tile: its kernels go without."""
-        p = self.params
-        shapes = geometry.products(layout)
-        tiled_us = gemm_roofline(shapes, device, dtype).tiled_us
-        plain_us = shapes.flops / device.fp32_flops_per_s * US_PER_S
-        tiled_us = np.where(geometry.groups > 1, np.minimum(tiled_us, plain_us), tiled_us)
-        if layout is GemmLayout.GRAD_WEIGHT:
-            us = tiled_us / p.grad_weight + p.weight_passes * memory_us
-        else:
-            strided = np.where(geometry.stride > 1, p.grad_input_strided, p.grad_input)
-            us = tiled_us / (p.forward if layout is GemmLayout.FORWARD else strided)
-        return np.maximum(us, memory_us / p.bandwidth) + p.floor_us
 
-    def _fused_us(self, geometry: Geometry, device: Device, layout: GemmLayout, memory_us: Array) -> Array:
-        """By F(2×2, 3×3), after a small kernel that transforms the filters."""
-        p, s = self.params, geometry.products(layout)
-        line = gemm_roofline(GemmShapes(s.batch, s.m, s.n, s.k / FUSED_SAVING), device, DType.FP32)
-        return np.maximum(line.tiled_us / p.winograd_fused, memory_us / p.bandwidth) + 2 * p.floor_us
+def _implicit_us(
+    p: ConvolutionParams,
+    geometry: Geometry,
+    device: Device,
+    dtype: DType,
+    layout: GemmLayout,
+    memory_us: Array,
+) -> Array:
+    """As products over patches. A group of few channels fills no tile: its kernels go without."""
+    shapes = geometry.products(layout)
+    tiled_us = gemm_roofline(shapes, device, dtype).tiled_us
+    plain_us = shapes.flops / device.fp32_flops_per_s * US_PER_S
+    tiled_us = np.where(geometry.groups > 1, np.minimum(tiled_us, plain_us), tiled_us)
+    if layout is GemmLayout.GRAD_WEIGHT:
+        us = tiled_us / p.grad_weight + p.weight_passes * memory_us
+    else:
+        strided = np.where(geometry.stride > 1, p.grad_input_strided, p.grad_input)
+        us = tiled_us / (p.forward if layout is GemmLayout.FORWARD else strided)
+    return np.maximum(us, memory_us / p.bandwidth) + p.floor_us
 
-    def _transformed_us(
-        self, geometry: Geometry, device: Device, layout: GemmLayout, memory_us: Array
-    ) -> Array:
-        """By F(4×4, 3×3): two operands are transformed, multiplied, and the result transformed back."""
-        p = self.params
-        line = gemm_roofline(geometry.winograd_products(layout), device, DType.FP32)
-        moved = geometry.transformed * DType.FP32.bytes / device.hbm_bytes_per_s * US_PER_S
-        transforms_us = (memory_us + moved) / p.bandwidth
-        return self._products_us(line, layout) + transforms_us + 4 * p.floor_us
 
-    def _products_us(self, line: GemmRoofline, layout: GemmLayout) -> Array:
-        p = self.params
-        if layout is GemmLayout.GRAD_WEIGHT:
-            return line.tiled_us / p.winograd_products + p.weight_passes * line.hbm_us
-        return line.us / p.winograd_products
+def _fused_us(
+    p: ConvolutionParams, geometry: Geometry, device: Device, layout: GemmLayout, memory_us: Array
+) -> Array:
+    """By F(2×2, 3×3), after a small kernel that transforms the filters."""
+    s = geometry.products(layout)
+    line = gemm_roofline(GemmShapes(s.batch, s.m, s.n, s.k / FUSED_SAVING), device, DType.FP32)
+    return np.maximum(line.tiled_us / p.winograd_fused, memory_us / p.bandwidth) + 2 * p.floor_us
+
+
+def _transformed_us(
+    p: ConvolutionParams, geometry: Geometry, device: Device, layout: GemmLayout, memory_us: Array
+) -> Array:
+    """By F(4×4, 3×3): two operands are transformed, multiplied, and the result transformed back."""
+    line = gemm_roofline(geometry.winograd_products(layout), device, DType.FP32)
+    moved = geometry.transformed * DType.FP32.bytes / device.hbm_bytes_per_s * US_PER_S
+    transforms_us = (memory_us + moved) / p.bandwidth
+    return _products_us(p, line, layout) + transforms_us + 4 * p.floor_us
+
+
+def _products_us(p: ConvolutionParams, line: GemmRoofline, layout: GemmLayout) -> Array:
+    if layout is GemmLayout.GRAD_WEIGHT:
+        return line.tiled_us / p.winograd_products + p.weight_passes * line.hbm_us
+    return line.us / p.winograd_products
 
 
 def geometry_of(dims: Stacked) -> tuple[Geometry, NDArray[np.bool_]]:

@@ -59,7 +59,7 @@ def kernel_models(profile: Section, folder: Path, *, device: Device, node: Node 
         section = entries.section(entry)
         return FormulaModel(price, section.calibration("basis"), _stated(section), sum_tables=sum_tables)
 
-    gemm = _gemm(entries, folder, device)
+    gemm = gemm_model(entries, folder, device)
     return {
         k.Gemm: gemm,
         k.Elementwise: formula(memory.elementwise, "elementwise"),
@@ -116,7 +116,12 @@ def _fit(values: Section) -> Fit:
     )
 
 
-def _gemm(entries: Section, folder: Path, device: Device) -> GemmModel:
+def gemm_model(entries: Section, folder: Path, device: Device) -> GemmModel:
+    """The model of matrix products.
+
+    Raises:
+        ProfileError: an entry is missing or wrong, or a file beside it is.
+    """
     params: dict[k.DType, GemmParams] = {}
     corrections: dict[k.DType, Correction] = {}
     for dtype in k.DType:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams
+from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams, ProductShares
 from perfcore.cost.gemm import GemmModel
 from perfcore.cost.layers import LayerFormulas, LayerRate
 from perfcore.cost.memory_bound import Rate
@@ -58,7 +58,7 @@ def _convolution(entry: Section, device: Device, gemm: GemmModel) -> Convolution
         params=ConvolutionParams(**{f.name: values.number(f.name) for f in fields(ConvolutionParams)}),
         basis=entry.calibration("basis"),
         error=entry.number("log_error_90"),
-        clock_shares={dtype: p.clock_share for dtype, p in gemm.params.items()},
+        products=ProductShares(gemm),
     )
 
 

@@ -8,6 +8,7 @@ that the fit has not seen.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams
+from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams, ProductShares
 from perfcore.cost.layers import LayerFormulas, LayerRate
 from perfcore.cost.memory_bound import Rate
 from perfcore.cost.model import Calibration
 from perfcore.cost.stacking import stack
 from perfcore.design import hardware
-from perfcore.graph.kernels import BatchNorm, Convolution, Kernel, Pooling
+from perfcore.graph.kernels import BatchNorm, Convolution, DType, Kernel, Pooling
+from perfcore.profile.build import gemm_model
 from perfcore.profile.fit_gemm import errors
 from perfcore.profile.layer_samples import Samples, layer_samples
 from perfcore.profile.profile import BUNDLED, POOLED
 from perfcore.profile.recipes import known_error
+from perfcore.profile.schema import read_json
 
 Array = NDArray[np.float64]
 Pair = tuple[Samples, Samples]
@@ -51,6 +54,7 @@ _FITTED = (
     "winograd_products",
     "weight_passes",
 )
+_BANDWIDTHS = ("bandwidth", "efficiency", "backward_efficiency")
 _MOST_PASSES = 4.0
 _ROBUST = 0.1  # of the logarithm: larger misses weigh linearly
 _START = 0.6
@@ -63,22 +67,33 @@ def add_layers(traces: Path, out: Path) -> None:
         ProfileError: a trace is missing or of another network.
     """
     constants = json.loads((out / POOLED / "constants.json").read_text(encoding="utf-8"))["layers"]
-    entries, known = layer_entries(layer_samples(traces), constants)
+    entries, known = layer_entries(layer_samples(traces), constants, product_share=product_share(out))
+    pointwise = _kernels(out / OWN)["elementwise"]["parameters"]["efficiency"]
     for path in sorted(out.glob("*/profile.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         own = path.parent.name == OWN
-        chosen = _for_profile(entries, content["kernels"], own=own)
+        chosen = _for_profile(entries, content["kernels"], pointwise=pointwise, own=own)
         content["kernels"] = dict(sorted((content["kernels"] | chosen).items()))
         kept = [e for e in content["known_errors"] if e["kernel"].split(" ")[0] not in entries]
         content["known_errors"] = kept + (known if own else [])
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def layer_entries(samples: Pair, constants: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def product_share(out: Path) -> float:
+    """Share of the tiled roofline that single-precision products reach on the traced device, by its profile."""
+    entries = read_json(out / OWN / "profile.json").section("kernels")
+    return round(ProductShares(gemm_model(entries, out / OWN, hardware.device(OWN)))(DType.FP32), 4)
+
+
+def layer_entries(
+    samples: Pair, constants: Mapping[str, Any], *, product_share: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Entries of the traced device, and its `known_errors`; what was not measured stays as in `constants`."""
     entries = dict(constants)
     entry = constants["convolution"]
-    start = ConvolutionParams(**dict.fromkeys(_FITTED, _START) | entry["parameters"])
+    start = ConvolutionParams(
+        **dict.fromkeys(_FITTED, _START) | entry["parameters"] | {"product_share": product_share}
+    )
     own = [s.of(Convolution) for s in samples]
     convolution = fit_convolution(own, start)
     across = _across(own, lambda s, o: convolution_us(fit_convolution([o], start), s.kernels))
@@ -133,7 +148,7 @@ def fit_rate(samples: Sequence[Samples], floor_us: float) -> LayerRate:
 def convolution_us(params: ConvolutionParams, kernels: Sequence[Kernel]) -> Array:
     """`(s,)` durations of convolutions on the traced device."""
     convolutions = [k for k in kernels if isinstance(k, Convolution)]
-    model = ConvolutionModel(hardware.device(OWN), params, Calibration.MEASURED, 0.0, {})
+    model = ConvolutionModel(hardware.device(OWN), params, Calibration.MEASURED, 0.0)
     return np.array([float(us) for us in model.predict_us(convolutions)])
 
 
@@ -207,21 +222,35 @@ def _fitted(
 
 
 def _for_profile(
-    entries: Mapping[str, Any], kernels: Mapping[str, Any], *, own: bool
+    entries: Mapping[str, Any], kernels: Mapping[str, Any], *, pointwise: float, own: bool
 ) -> dict[str, dict[str, Any]]:
-    """The entries of one profile: measured on the traced device alone; rates of functions are the profile's own."""
-    chosen = {name: dict(entry) for name, entry in entries.items()}
-    functions = kernels["elementwise"]["parameters"]["functions"]
+    """The entries of one profile: measured on the traced device alone.
+
+    Elsewhere, bandwidths are those of the traced device times the ratio of what pointwise kernels reach on both. Rates
+    of functions are the profile's own.
+    """
+    chosen = {name: copy.deepcopy(entry) for name, entry in entries.items()}
+    elementwise = kernels["elementwise"]["parameters"]
     for name, function in AS_FUNCTION.items():
-        share = functions[function]["efficiency"]
-        chosen[name]["parameters"] = chosen[name]["parameters"] | {
-            "efficiency": share,
-            "backward_efficiency": share,
-        }
+        share = elementwise["functions"][function]["efficiency"]
+        chosen[name]["parameters"] |= {"efficiency": share, "backward_efficiency": share}
+    if own:
+        return chosen
+    ratio = elementwise["efficiency"] / pointwise
     for entry in chosen.values():
-        if entry["basis"] == "measured" and not own:
+        if entry["basis"] == "measured":
             entry["basis"] = "extrapolated"
+            entry["parameters"] |= {
+                n: round(min(1.0, ratio * v), 4) for n, v in entry["parameters"].items() if n in _BANDWIDTHS
+            }
+    passes = chosen["convolution"]["parameters"]["weight_passes"]
+    chosen["convolution"]["parameters"]["weight_passes"] = round(passes / ratio, 3)
     return chosen
+
+
+def _kernels(folder: Path) -> dict[str, Any]:
+    kernels: dict[str, Any] = json.loads((folder / "profile.json").read_text(encoding="utf-8"))["kernels"]
+    return kernels
 
 
 if __name__ == "__main__":

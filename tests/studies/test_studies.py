@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from perfcore.graph.kernels import Convolution, GemmLayout
 
 STUDIES = Path("studies")
 
@@ -65,6 +68,29 @@ def test_published_end_to_end() -> None:
         assert numbers == pytest.approx(stored["summary"][kind], rel=0.01), kind
     assert all(r["measured_ms"] > r["floor_ms"] for r in stored["rows"])
     assert module.rank_correlation([1.0, 2.0, 3.0], [1.0, 4.0, 9.0]) == pytest.approx(1.0)
+
+
+def test_vision_models() -> None:
+    module, stored = load("vision_models")
+    rows = module.predict_rows()
+    assert_same(rows, stored["rows"])
+    assert_same(list(module.summary(rows).values()), list(stored["summary"].values()))
+
+
+@pytest.mark.parametrize(
+    ("network", "parameters", "convolutions"), [("resnet50", 25_557_032, 53), ("inception_v3", 23_834_568, 94)]
+)
+def test_vision_models_have_the_parameters_of_torchvisions(
+    network: str, parameters: int, convolutions: int
+) -> None:
+    load("vision_models")
+    networks = importlib.import_module("networks")
+    step = networks.training_step(networks.NETWORKS[network](1))
+    net = networks.NETWORKS[network](1)
+    assert sum(size for layer in net.layers for size in layer.parameters) == parameters
+    found = Counter(x.kernel.layout for x in step.launches() if isinstance(x.kernel, Convolution))
+    assert found[GemmLayout.FORWARD] == found[GemmLayout.GRAD_WEIGHT] == convolutions
+    assert found[GemmLayout.GRAD_INPUT] == convolutions - 1
 
 
 def test_errors_are_those_of_the_method() -> None:

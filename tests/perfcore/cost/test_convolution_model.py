@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_conformance import PROPERTY, TOY, KernelModelConformance, faster_memory
 
-from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams, geometry_of
+from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams, ProductShares, geometry_of
+from perfcore.cost.gemm import GemmModel, GemmParams
 from perfcore.cost.model import Calibration
 from perfcore.cost.stacking import stack
 from perfcore.errors import DesignError, ProfileError
@@ -25,8 +26,9 @@ PARAMS = ConvolutionParams(
     bandwidth=0.75,
     weight_passes=1.5,
     floor_us=3.0,
+    product_share=0.8,
 )
-MODEL = ConvolutionModel(TOY, PARAMS, Calibration.MEASURED, 0.3, {})
+MODEL = ConvolutionModel(TOY, PARAMS, Calibration.MEASURED, 0.3)
 
 
 def convolution(batch=8.0, *, taps=3.0, stride=1.0, dtype=DType.FP32, layout=GemmLayout.FORWARD, **dims):
@@ -144,8 +146,27 @@ def test_depthwise_convolutions_are_bound_by_memory():
     assert us_of(kernel, quick) - 3.0 == pytest.approx((us_of(kernel) - 3.0) / 2)
 
 
+def products(*, efficiency: float, clock_share: float = 1.0) -> ProductShares:
+    """Of a device whose products reach just this share of the roofline."""
+    params = GemmParams(efficiency=efficiency, floor_us=0.0, clock_share=clock_share)
+    return ProductShares(GemmModel(TOY, {DType.FP32: params}, {}))
+
+
+def test_the_share_of_products_is_that_of_their_model():
+    assert products(efficiency=0.55)(DType.FP32) == pytest.approx(0.55)
+    assert products(efficiency=0.55, clock_share=0.7)(DType.FP32) == pytest.approx(0.55)
+
+
+def test_where_products_are_slow_convolutions_are():
+    kernel = convolution(64, taps=1.0, channels=1024.0, filters=1024.0)
+    half = replace(MODEL, products=products(efficiency=0.4))
+    assert us_of(kernel, half) - 3.0 == pytest.approx(2 * (us_of(kernel) - 3.0))
+    assert us_of(kernel, replace(MODEL, products=products(efficiency=0.8))) == pytest.approx(us_of(kernel))
+    assert PARAMS.scaled(5.0).forward == 1.0
+
+
 def test_clocks_slow_arithmetic_down():
-    slow = replace(MODEL, clock_shares={DType.FP32: 0.5})
+    slow = replace(MODEL, products=products(efficiency=0.8, clock_share=0.5))
     kernel = convolution(64, taps=1.0, channels=1024.0, filters=1024.0)
     assert us_of(kernel, slow) - 3.0 == pytest.approx(2 * (us_of(kernel) - 3.0))
 

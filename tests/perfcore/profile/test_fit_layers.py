@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from perfcore.cost.convolution import ConvolutionParams
+from perfcore.design import hardware
 from perfcore.errors import ProfileError
 from perfcore.graph.kernels import BatchNorm, Convolution
-from perfcore.profile.fit_layers import OWN, convolution_us, fit_convolution, layer_entries
+from perfcore.profile.fit_layers import OWN, convolution_us, fit_convolution, layer_entries, product_share
 from perfcore.profile.layer_samples import Samples, layer_samples, matched_samples
 from perfcore.profile.profile import BUNDLED, load_profile
 
@@ -22,7 +23,7 @@ TRACES = (
     DATA / "resnet50_v100" / "workers0.pt.trace.json.gz",
     DATA / "resnet50_v100" / "ddp_ns.pt.trace.json.gz",
 )
-START = ConvolutionParams(*[0.6] * 6, bandwidth=0.75, weight_passes=1.0, floor_us=3.0)
+START = ConvolutionParams(*[0.6] * 6, bandwidth=0.75, weight_passes=1.0, floor_us=3.0, product_share=0.8)
 
 
 def stored(name: str) -> dict[str, Any]:
@@ -37,19 +38,27 @@ def samples() -> tuple[Samples, Samples]:
 
 def test_the_bundled_entries_are_the_fits(samples: tuple[Samples, Samples]) -> None:
     constants = json.loads((BUNDLED / "shared" / "constants.json").read_text(encoding="utf-8"))["layers"]
-    entries, known = layer_entries(samples, constants)
+    entries, known = layer_entries(samples, constants, product_share=product_share(BUNDLED))
     content = stored(OWN)
     for name in ("convolution", "batch_norm", "pooling"):
         assert content["kernels"][name] == entries[name]
     assert [e for e in content["known_errors"] if e["kernel"].split(" ")[0] in entries] == known
 
 
-def test_other_devices_take_the_constants_over() -> None:
+def test_other_devices_take_shares_over_and_scale_bandwidths() -> None:
     own = stored(OWN)["kernels"]
+    names = ("forward", "grad_input", "winograd_products", "product_share", "floor_us")
     for path in BUNDLED.glob("*/profile.json"):
         name = path.parent.name
         kernels = stored(name)["kernels"]
-        assert kernels["convolution"]["parameters"] == own["convolution"]["parameters"]
+        ratio = (
+            kernels["elementwise"]["parameters"]["efficiency"]
+            / own["elementwise"]["parameters"]["efficiency"]
+        )
+        ours, theirs = own["convolution"]["parameters"], kernels["convolution"]["parameters"]
+        assert [theirs[n] for n in names] == [ours[n] for n in names]
+        assert theirs["bandwidth"] == pytest.approx(ours["bandwidth"] * ratio, rel=1e-3)
+        assert theirs["weight_passes"] == pytest.approx(ours["weight_passes"] / ratio, rel=1e-3)
         basis = "measured" if name == OWN else "extrapolated"
         assert kernels["convolution"]["basis"] == kernels["batch_norm"]["basis"] == basis
         assert kernels["softmax"]["basis"] == "analytic"
@@ -82,9 +91,9 @@ def test_a_profile_without_layers_takes_the_pooled_ones(tmp_path: Path) -> None:
             (tmp_path / name / file.name).write_bytes(file.read_bytes())
     (tmp_path / "t4" / "profile.json").write_text(json.dumps(content), encoding="utf-8")
     kernel = BatchNorm(1e5, 64.0, 4.0)
-    profiles = [load_profile(name) for name in (str(tmp_path / "t4"), "t4")]
-    old, new = (p.cost_model().predict_us([kernel])[0] for p in profiles)
-    assert old == new
+    profiles = [load_profile(str(tmp_path / "t4")), load_profile("shared", device=hardware.device("t4"))]
+    old, pooled = (p.cost_model().predict_us([kernel])[0] for p in profiles)
+    assert old == pooled
 
 
 def test_missing_traces_are_named(tmp_path: Path) -> None:
