@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.cost.between import between
 from perfcore.cost.model import Calibration
+from perfcore.cost.paced import Pace, paced_roofline
 from perfcore.cost.roofline import TILES, GemmRoofline, GemmShapes, gemm_roofline, peak_flops_per_s
 from perfcore.cost.simt import SimtTiles
 from perfcore.cost.stacking import stack
@@ -51,6 +53,8 @@ class GemmParams:
         tiles: single-precision tiles of the device's library; `None`: any tile, at the peak.
         vector_floor_us: start-up of a product one of whose dims is 1, which libraries serve with kernels without tiles.
         vector_efficiency: share of the memory bandwidth that they reach; 0: such products are priced as others.
+        pace: of the library's blocks, which then makes the roofline; `None`: blocks run at the peak.
+        widths: `n` and `k` that the fit had, increasing; between two of them the correction is interpolated. Empty: it is asked.
     """
 
     efficiency: float
@@ -67,6 +71,8 @@ class GemmParams:
     tiles: SimtTiles | None = None
     vector_floor_us: float = 0.0
     vector_efficiency: float = 0.0
+    pace: Pace | None = None
+    widths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +108,23 @@ class GemmModel:
     def _tiled_us(self, shapes: GemmShapes, dtype: DType) -> Array:
         params = self.params[dtype]
         device = at_clock_share(self.device, params.clock_share)
-        line = gemm_roofline(shapes, device, dtype, params.tiles)
+        line = product_roofline(shapes, device, dtype, params)
         us = analytic_us(line, params)
         if params.batched_efficiency > 0:
             batched = line.us / params.batched_efficiency + params.batched_floor_us
             us = np.where(shapes.batch > 1, batched, us)
-        correction = self.corrections.get(dtype)
-        if correction is None or not us.size:
+        if dtype not in self.corrections or not us.size:
             return us
         inside = clamp(shapes, params)
-        same = all(np.array_equal(getattr(inside, d), getattr(shapes, d)) for d in ("batch", "m", "n", "k"))
-        inside_line = line if same else gemm_roofline(inside, device, dtype, params.tiles)
-        exponent = correction(features(inside, inside_line, device, dtype, params))
-        return us * np.exp(exponent * trust(shapes, line, params))
+
+        def ask(at: GemmShapes) -> tuple[Array, Array]:
+            own = line if _same(at, shapes) else product_roofline(at, device, dtype, params)
+            exponent = self.corrections[dtype](features(at, own, device, dtype, params))
+            return exponent, analytic_us(own, params) * np.exp(exponent)
+
+        exponent, padded_us = between(inside, params.widths, ask)
+        corrected = us * np.exp(exponent * trust(shapes, line, params))
+        return np.where(_equal(inside, shapes), np.minimum(corrected, padded_us), corrected)
 
     def log_error_90(self, kernel: Gemm) -> float:
         """Nine in ten measurements lie within a factor `exp` of it of the duration."""
@@ -147,6 +157,13 @@ def at_clock_share(device: Device, share: float) -> Device:
     )
 
 
+def product_roofline(shapes: GemmShapes, device: Device, dtype: DType, params: GemmParams) -> GemmRoofline:
+    """The roofline that these constants belong to."""
+    if params.pace is not None:
+        return paced_roofline(shapes, device, dtype, params.pace)
+    return gemm_roofline(shapes, device, dtype, params.tiles)
+
+
 def analytic_us(roofline: GemmRoofline, params: GemmParams) -> Array:
     """`(s,)`: the roofline at the efficiency of large products, plus start-up."""
     return roofline.us / params.efficiency + params.floor_us
@@ -173,6 +190,17 @@ def clamp(shapes: GemmShapes, params: GemmParams) -> GemmShapes:
     return GemmShapes(
         *(np.clip(v, lo, hi) for v, lo, hi in zip(values, params.low, params.high, strict=True))
     )
+
+
+def _same(a: GemmShapes, b: GemmShapes) -> bool:
+    """Whether all are the same products."""
+    return len(a.m) == len(b.m) and bool(_equal(a, b).all())
+
+
+def _equal(a: GemmShapes, b: GemmShapes) -> NDArray[np.bool_]:
+    """`(s,)`: whether these are the same products."""
+    same: NDArray[np.bool_] = (a.batch == b.batch) & (a.m == b.m) & (a.n == b.n) & (a.k == b.k)
+    return same
 
 
 def trust(shapes: GemmShapes, line: GemmRoofline, params: GemmParams) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +17,7 @@ from perfcore.cost.learned import Residual
 from perfcore.cost.measured import Fit, MeasuredModel
 from perfcore.cost.memory_bound import MemoryBoundFormulas, Rate
 from perfcore.cost.model import Calibration
+from perfcore.cost.paced import Pace
 from perfcore.cost.simt import SimtTiles
 from perfcore.cost.stacking import FormulaModel
 from perfcore.design.hardware import Device, Node
@@ -142,6 +143,8 @@ def gemm_model(entries: Section, folder: Path, device: Device) -> GemmModel:
             tiles=_tiles(values),
             vector_floor_us=_stated(values, "vector_floor_us"),
             vector_efficiency=_stated(values, "vector_efficiency"),
+            pace=_pace(values.section("pace")) if "pace" in values else None,
+            widths=_increasing(values, "widths") if "widths" in values else (),
         )
         if "correction" in entry:
             path = (folder / entry.text("correction")).resolve()
@@ -159,6 +162,23 @@ def _tiles(values: Section) -> SimtTiles | None:
         tuple(mark > 0 for mark in values.numbers("batched_tiles")),
         values.number("memory_efficiency"),
     )
+
+
+def _pace(values: Section) -> Pace:
+    """The pace of blocks that an entry states: shares in (0, 1], the rest 0 or more."""
+    numbers = {f.name: values.number(f.name) for f in fields(Pace)}
+    for name, value in numbers.items():
+        share = name.endswith("_share")
+        if not (0 < value <= 1 if share else value >= 0):
+            raise values.error(f"must be {'in (0, 1]' if share else '0 or more'}, but got {value}", name)
+    return Pace(**numbers)
+
+
+def _increasing(values: Section, key: str) -> tuple[float, ...]:
+    numbers = tuple(values.numbers(key))
+    if not all(a < b for a, b in itertools.pairwise(numbers)):
+        raise values.error(f"must increase, but is {list(numbers)}", key)
+    return numbers
 
 
 def _quad(values: Section, key: str) -> tuple[float, float, float, float]:

@@ -51,10 +51,10 @@ CHECKED = "v100-sxm2-16gb"
 AWKWARD_SOURCE = (
     "ml_perf_model, V100 at a locked clock: products of training traces, dims that 32 does not divide"
 )
-BF16_TREES = Trees(iterations=1500)
+BF16_TREES = Trees(iterations=400, learning_rate=0.2, borders=128, repeats=3)
 FP32_TREES = Trees(iterations=1000)
 # Few questions a tree: what deeper trees learn of one device misleads about another.
-BF16_POOLED_TREES = Trees(iterations=450, depth=4, learning_rate=0.12, columns=1.0)
+BF16_POOLED_TREES = Trees(iterations=450, depth=4, learning_rate=0.12, columns=1.0, strength=0.5)
 FP32_POOLED_TREES = Trees(iterations=900, depth=6, learning_rate=0.12, columns=1.0)
 BF16_SYSTEMS = {
     "a100_sxm": "a100-sxm4-80gb",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.cost.gemm import GemmParams
-from perfcore.cost.roofline import GemmShapes, gemm_roofline
+from perfcore.cost.gemm import GemmParams, product_roofline
+from perfcore.cost.roofline import GemmShapes
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType
 from perfcore.profile.fit_gemm import Errors, errors
@@ -52,11 +52,11 @@ def fit_batched(frame: pd.DataFrame, device: Device, params: GemmParams) -> Batc
     n, k = np.array([_WIDTHS[op] for op in label["op_name"]]).T
     heads, tokens = (label[c].to_numpy(dtype=np.float64) for c in ("num_heads", "num_tokens"))
     us = label["latency"].to_numpy() * 1e3
-    line_us = gemm_roofline(GemmShapes(heads, tokens, n, k), device, DType.BF16).us
+    line_us = product_roofline(GemmShapes(heads, tokens, n, k), device, DType.BF16, params).us
     fitted = np.log2(heads).round() % 2 == 0
     parts = np.stack([line_us, np.ones_like(us)], axis=1)[fitted] / us[fitted, None]
     slope, floor_us = nonnegative_least_squares(parts, np.ones(len(parts)))
-    efficiency, floor_us = round(min(1.0 / slope, 1.0), 4), round(float(floor_us), 3)
+    efficiency, floor_us = round(1.0 / slope, 4), round(float(floor_us), 3)
     shown, measured = line_us[~fitted], us[~fitted]
     return BatchedFit(
         efficiency,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.cost.gemm import TILE_COLUMNS, GemmModel, GemmParams, analytic_us, features
+from perfcore.cost.gemm import TILE_COLUMNS, GemmModel, GemmParams, analytic_us, features, product_roofline
 from perfcore.cost.learned import Trees as FittedTrees
 from perfcore.cost.model import Calibration
 from perfcore.cost.roofline import GemmShapes, gemm_roofline
@@ -23,6 +23,7 @@ from perfcore.cost.simt import SimtTiles, median_tiles
 from perfcore.design.hardware import Device
 from perfcore.graph.kernels import DType
 from perfcore.profile.fit_neighbours import fit_neighbours
+from perfcore.profile.fit_pace import fit_pace
 from perfcore.profile.fit_trees import SEED, Trees, grow
 
 if TYPE_CHECKING:
@@ -132,10 +133,11 @@ def bf16_versions(frame: pd.DataFrame, device: Device) -> Samples:
 
 
 def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) -> GemmParams:
-    """Efficiency from large products (the median share of the roofline), the fitted range from all."""
+    """The pace of half-precision blocks, or the median share of the roofline of large products; the range of all."""
+    half = samples.dtype is DType.BF16
     line = gemm_roofline(samples.shapes, samples.device, samples.dtype, samples.tiles)
     large = line.us >= LARGE_US
-    share = float(np.median(line.us[large] / samples.us[large]))
+    share = 1.0 if half else float(np.median(line.us[large] / samples.us[large]))
     values = [samples.shapes.batch, samples.shapes.m, samples.shapes.n, samples.shapes.k]
     low, high = [float(v.min()) for v in values], [float(v.max()) for v in values]
     return GemmParams(
@@ -146,6 +148,8 @@ def roofline_params(samples: Samples, *, floor_us: float, basis: Calibration) ->
         basis=basis,
         correction_from_us=round(samples.shortest_us, 2),
         tiles=samples.tiles,
+        pace=fit_pace([samples], floor_us=floor_us, seed=SEED) if half else None,
+        widths=_widths([samples]) if half else (),
     )
 
 
@@ -179,7 +183,7 @@ def fit_gemm(
     )
     fitted = grown.trees
     shown, every = samples.take(test), samples if versions is None else versions
-    base = analytic_us(gemm_roofline(shown.shapes, shown.device, shown.dtype, params.tiles), params)
+    base = analytic_us(product_roofline(shown.shapes, shown.device, shown.dtype, params), params)
     at = shown.shapes
     like_dlrm = (at.m >= DLRM_MIN_M) & (at.n <= DLRM_MAX_WIDTH) & (at.k <= DLRM_MAX_WIDTH)
     every_fold = nk_folds(every.shapes)
@@ -269,7 +273,15 @@ def _pooled_params(sets: list[Samples], *, floor_us: float) -> GemmParams:
         basis=Calibration.EXTRAPOLATED,
         correction_from_us=max(p.correction_from_us for p in each),
         tiles=median_tiles([p.tiles for p in each if p.tiles is not None]),
+        pace=fit_pace(sets, floor_us=floor_us, seed=SEED) if each[0].pace is not None else None,
+        widths=_widths(sets) if each[0].widths else (),
     )
+
+
+def _widths(sets: list[Samples]) -> tuple[float, ...]:
+    """Every `n` and `k` of the samples."""
+    values = np.concatenate([d for s in sets for d in (s.shapes.n, s.shapes.k)])
+    return tuple(float(v) for v in np.unique(values))
 
 
 def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, FittedTrees]:
@@ -282,7 +294,7 @@ def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[G
 
 
 def _inputs(samples: Samples, params: GemmParams) -> tuple[NDArray[np.float32], Array]:
-    line = gemm_roofline(samples.shapes, samples.device, samples.dtype, params.tiles)
+    line = product_roofline(samples.shapes, samples.device, samples.dtype, params)
     inputs = features(samples.shapes, line, samples.device, samples.dtype, params)
     return inputs, np.log(samples.us / analytic_us(line, params))
 

@@ -29,6 +29,9 @@ class Trees:
     depth: int = 8
     learning_rate: float = 0.1
     columns: float = 0.5  # share of the features that a level may ask
+    borders: int = 254  # the most questions of a feature
+    repeats: int = 1  # sets of other seeds, whose mean is taken
+    strength: float = 1.0  # share of what the trees say that counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def grow(
         unseen: features and targets on which the number of trees is chosen.
         counts: the numbers of trees, where they are known.
     """
-    sets = [False] if neighbours is None else [False, True]
+    sets = ([False] if neighbours is None else [False, True]) * settings.repeats
     models = []
     for number, told in enumerate(sets):
         model = _catboost(settings, iterations=None if counts is None else counts[number], seed=SEED + number)
@@ -72,7 +75,8 @@ def grow(
             }
         model.fit(_seen(inputs, neighbours, told=told), target, sample_weight=weight, **chosen)
         models.append(model)
-    return Grown(to_trees(_mean(models), neighbours), tuple(int(m.tree_count_) for m in models))
+    trees = to_trees(_mean(models, settings.strength), neighbours)
+    return Grown(trees, tuple(int(m.tree_count_) for m in models))
 
 
 def _seen(inputs: Columns, neighbours: Neighbours | None, *, told: bool) -> Columns:
@@ -85,10 +89,12 @@ def _seen(inputs: Columns, neighbours: Neighbours | None, *, told: bool) -> Colu
     return beside
 
 
-def _mean(models: list[Any]) -> Any:
+def _mean(models: list[Any], strength: float) -> Any:
     from catboost import sum_models
 
-    return models[0] if len(models) == 1 else sum_models(models, weights=[1.0 / len(models)] * len(models))
+    if len(models) == 1 and strength == 1:
+        return models[0]
+    return sum_models(models, weights=[strength / len(models)] * len(models))
 
 
 def to_trees(model: Any, neighbours: Neighbours | None = None) -> FittedTrees:
@@ -130,6 +136,7 @@ def _catboost(trees: Trees, *, iterations: int | None = None, seed: int = SEED) 
         depth=trees.depth,
         learning_rate=trees.learning_rate,
         rsm=trees.columns,
+        border_count=trees.borders,
         l2_leaf_reg=1.0,
         random_seed=seed,
         thread_count=1,

@@ -203,7 +203,7 @@ def _add_batched(entry: dict[str, Any], fits: Fits, board: str | None) -> list[d
 
 
 def _entry(params: GemmParams, basis: str, correction: str, source: str, samples: int) -> dict[str, Any]:
-    apart = ("basis", "tiles", "vector_floor_us", "vector_efficiency")
+    apart = ("basis", "tiles", "vector_floor_us", "vector_efficiency", "pace", "widths")
     values = {k: v for k, v in asdict(params).items() if k not in apart and not k.startswith("log_error")}
     values |= {"low": list(params.low), "high": list(params.high)}
     if params.tiles is not None:
@@ -212,6 +212,8 @@ def _entry(params: GemmParams, basis: str, correction: str, source: str, samples
             "batched_tiles": [float(served) for served in params.tiles.batched],
             "memory_efficiency": params.tiles.memory_efficiency,
         }
+    if params.pace is not None:
+        values |= {"pace": asdict(params.pace), "widths": list(params.widths)}
     return {
         "model": "roofline_residual",
         "parameters": values,
