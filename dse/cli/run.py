@@ -60,6 +60,9 @@ def run(
     runs_dir: Annotated[Path, typer.Option(help="Where run folders lie.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Of the run; by default the space's.")] = None,
     designs: Annotated[int, typer.Option(min=1, help="Designs of the front to write as files.")] = 20,
+    replan: Annotated[
+        bool, typer.Option(help="Search the placements of the front's designs anew at the end.")
+    ] = True,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, as often as needed.")
     ] = None,
@@ -95,6 +98,7 @@ def run(
         runs_dir=runs_dir,
         name=name,
         designs=designs,
+        replan=replan,
         command=("dse", *(word.replace(str(Path.home()), "~") for word in sys.argv[1:])),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
 from dse.search.placing import SpacePlanner
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
+from dse.search.replan import Replanned, replanned
 from dse.search.table_cache import TableCache, cache_folder, table_key
 from dse.space import SearchSpace
 from dse.study_config import StudyConfig
 from perfcore.bulk import BulkPredictor, BulkTables
+from perfcore.design.design import Design
+from perfcore.design.sharding import ShardingPlan
 from perfcore.memory import MemoryOfGrid
 from perfcore.predictor import Predictor
 from perfcore.profile.profile import Profile, load_profile, profile_for
@@ -85,26 +89,27 @@ class SpaceEvaluator:
 
     def evaluate(self, codes: Codes) -> Evaluation:
         """The evaluation of `(n, a)` canonical codes."""
-        metrics = self.metrics(codes)
-        config = self._config
-        return Evaluation(
-            objective_values(config.objectives, metrics), margins_of(config.constraints, metrics), metrics
-        )
+        return evaluation_of(self._config, self._quality, codes, *self.times.price(codes))
 
-    def metrics(self, codes: Codes) -> dict[str, Array]:
-        """`(n,)` by metric name."""
-        space = self._config.space
-        time_us, hbm_bytes = self.times.price(codes)
-        quality = self._quality.predict(features_of(space, codes)) if self._quality else None
-        return metrics_of(
-            time_us,
-            hbm_bytes,
-            global_batch=column(space, codes, "training.global_batch").astype(np.float64),
-            world_size=column(space, codes, "system.world_size").astype(np.float64),
-            circumstances=self._config.circumstances,
-            quality_loss=None if quality is None else quality.loss,
-            quality_std=None if quality is None else quality.std,
-        )
+
+def evaluation_of(
+    config: StudyConfig, quality: QualityModel | None, codes: Codes, time_us: Array, hbm_bytes: Array
+) -> Evaluation:
+    """The evaluation of `(n, a)` codes with `(n,)` iteration times in µs and `(n,)` bytes of the fullest rank."""
+    space = config.space
+    proxy = quality.predict(features_of(space, codes)) if quality else None
+    metrics = metrics_of(
+        time_us,
+        hbm_bytes,
+        global_batch=column(space, codes, "training.global_batch").astype(np.float64),
+        world_size=column(space, codes, "system.world_size").astype(np.float64),
+        circumstances=config.circumstances,
+        quality_loss=None if proxy is None else proxy.loss,
+        quality_std=None if proxy is None else proxy.std,
+    )
+    return Evaluation(
+        objective_values(config.objectives, metrics), margins_of(config.constraints, metrics), metrics
+    )
 
 
 @dataclass(frozen=True)
@@ -139,18 +144,37 @@ class SpacePricing:
         """Builds the evaluator where it is needed; the profile is read there."""
         return partial(build_evaluator, self.config, self.source)
 
-    def design_text(self, codes: NDArray[Any]) -> str:
-        """The design file of one candidate, `(a,)` codes."""
-        return dump_design(design_of(self.config.space, codes, self._place))
+    def design_text(self, codes: NDArray[Any], plan: ShardingPlan | None = None) -> str:
+        """The design file of one candidate, `(a,)` codes, with a plan of its own or that of the search."""
+        return dump_design(self._design(codes, plan))
 
-    def gaps_pct(self, codes: Codes, time_us: Array) -> Array:
+    def gaps_pct(
+        self, codes: Codes, time_us: Array, plans: Sequence[ShardingPlan | None] | None = None
+    ) -> Array:
         """`(k,)` by how much a better placement could at most shorten the iterations of `(k, a)` candidates.
 
         In percent of the bound that no placement goes below; 0 on one rank.
         """
-        designs = [design_of(self.config.space, row, self._place) for row in codes]
+        own = plans or (None,) * len(codes)
+        designs = [self._design(row, plan) for row, plan in zip(codes, own, strict=True)]
         lower_us = DesignBounds(Predictor(self._loaded)).lower_us(designs, time_us)
         return np.asarray(100.0 * (time_us / lower_us - 1.0))
+
+    def replanned(self, codes: Codes, evaluation: Evaluation, *, searches: int) -> Replanned:
+        """The front, `(k, a)` codes, with placements looked for design by design."""
+        return replanned(
+            self.config.space,
+            codes,
+            evaluation,
+            place=self._place,
+            predictor=Predictor(self._loaded),
+            evaluate=partial(evaluation_of, self.config, quality_model(self.config.quality)),
+            searches=searches,
+        )
+
+    def _design(self, codes: NDArray[Any], plan: ShardingPlan | None) -> Design:
+        design = design_of(self.config.space, codes, self._place)
+        return design if plan is None else replace(design, sharding=plan)
 
     @cached_property
     def _place(self) -> Place:

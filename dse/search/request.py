@@ -17,6 +17,8 @@ from dse.study_config import StudyConfig
 
 MAX_EXACT = 10**9
 MAX_SEED = 2**32
+# A placement searched anew takes about as long as the pricing of a dozen trials.
+TRIALS_PER_REPLAN, LEAST_REPLANNED = 20, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class RunRequest:
         runs_dir: where run folders lie.
         name: of the run.
         designs: designs to export at most.
+        replan: search placements of the front's designs anew at the end.
         command: as typed, for the manifest.
         started: UTC, ISO 8601, for the manifest.
     """
@@ -54,6 +57,7 @@ class RunRequest:
     runs_dir: Path = Path("runs")
     name: str | None = None
     designs: int = 20
+    replan: bool = True
     command: Sequence[str] = ()
     started: str = ""
 
@@ -102,7 +106,10 @@ def plan_run(config: StudyConfig, request: RunRequest) -> Plan:
             hint="Use `search.method: auto`, or fewer values.",
         )
     limit = {"auto": search.exact_up_to, "exact": MAX_EXACT}.get(search.method, 0)
-    effort = replace(Effort(), enumeration_limit=limit, batch=search.batch, refine_rounds=search.refine)
+    searches = max(LEAST_REPLANNED, trials // TRIALS_PER_REPLAN) if request.replan else 0
+    effort = replace(
+        Effort(), enumeration_limit=limit, batch=search.batch, refine_rounds=search.refine, replan=searches
+    )
     sampler = DEFAULT_SAMPLER if search.method in ("auto", "exact") else search.method
     check_sampler(sampler, objectives=len(config.objectives), axes=config.space.axes)
     return Plan(trials=trials, seed=seed, sampler=sampler, effort=effort)

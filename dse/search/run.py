@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,10 +37,12 @@ from dse.search.outputs import (
     write_pareto,
 )
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory, Executor
+from dse.search.replan import Replanned
 from dse.search.request import Plan, RunRequest, manifest_of, plan_run
 from dse.search.storage import JOURNAL, Existing, StudyStorage
 from dse.search.study import Progress, StudyResult, run_study
 from dse.study_config import StudyConfig, load_space, on_profile
+from perfcore.design.sharding import ShardingPlan
 from perfcore.units import US_PER_MS
 
 
@@ -59,11 +61,16 @@ class Pricing(Protocol):
     def factory(self) -> EvaluatorFactory:
         """Builds the evaluator; picklable."""
 
-    def design_text(self, codes: np.ndarray[Any, Any]) -> str:
-        """The design file of one candidate, `(a,)` codes."""
+    def design_text(self, codes: np.ndarray[Any, Any], plan: ShardingPlan | None = None) -> str:
+        """The design file of one candidate, `(a,)` codes, with a plan of its own or that of the search."""
 
-    def gaps_pct(self, codes: Codes, time_us: Array) -> Array:
+    def gaps_pct(
+        self, codes: Codes, time_us: Array, plans: Sequence[ShardingPlan | None] | None = None
+    ) -> Array:
         """`(k,)` certified gaps of the placements of `(k, a)` candidates with these iteration times."""
+
+    def replanned(self, codes: Codes, evaluation: Evaluation, *, searches: int) -> Replanned:
+        """The front, `(k, a)` codes, with placements looked for design by design."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +112,10 @@ def run_space(
         manifest = _started(manifest, run_dir, request)
         started = time.monotonic()
         result = _study(config, plan, request, pricing, run_dir, on_batch)
-        return _finished(config, pricing, result, manifest, run_dir, time.monotonic() - started, request)
+        better = pricing.replanned(result.codes, result.evaluation, searches=plan.effort.replan)
+        result = replace(result, codes=better.codes, evaluation=better.evaluation)
+        wall_s = time.monotonic() - started
+        return _finished(config, pricing, result, better, manifest, run_dir, wall_s, request)
 
 
 def _make(run_dir: Path) -> None:
@@ -198,13 +208,16 @@ def _finished(
     config: StudyConfig,
     pricing: Pricing,
     result: StudyResult,
+    better: Replanned,
     manifest: Manifest,
     run_dir: Path,
     wall_s: float,
     request: RunRequest,
 ) -> RunSummary:
-    front = front_of(config.space, result.codes, _with_gaps(result, pricing), designs=request.designs)
+    with_gaps = _with_gaps(result, better.plans, pricing)
+    front = front_of(config.space, result.codes, with_gaps, designs=request.designs)
     summary = _summary(config, result, front, run_dir, wall_s)
+    summary["replanned"] = {"searches": better.searches, "improved": better.improved}
     counts = {
         k: summary[k] for k in ("space_size", "trials", "candidates_evaluated", "feasible", "front_size")
     }
@@ -214,17 +227,21 @@ def _finished(
     write_pareto(front, [a.name for a in config.space.axes], run_dir)
     if result.picture is not None:
         write_candidates(config.space, *result.picture, run_dir)
-    write_designs(front, lambda i: _design_text(front, i, pricing.design_text(result.codes[i])), run_dir)
+
+    def text_of(index: int) -> str:
+        return _design_text(front, index, pricing.design_text(result.codes[index], better.plans[index]))
+
+    write_designs(front, text_of, run_dir)
     return RunSummary(run_dir, front, config, summary)
 
 
-def _with_gaps(result: StudyResult, pricing: Pricing) -> Evaluation:
+def _with_gaps(result: StudyResult, plans: Sequence[ShardingPlan | None], pricing: Pricing) -> Evaluation:
     """The front's evaluation with the certified gap of each placement among its metrics."""
     evaluation = result.evaluation
     if not len(result.codes):
         return evaluation
     time_us = evaluation.metrics["iteration_time_ms"] * US_PER_MS
-    gaps = {GAP: pricing.gaps_pct(result.codes, time_us)}
+    gaps = {GAP: pricing.gaps_pct(result.codes, time_us, plans)}
     return replace(evaluation, metrics=dict(evaluation.metrics) | gaps)
 
 

@@ -61,6 +61,7 @@ class Effort:
         polish_rounds: how often the final front is expanded until it stands still.
         chunk: trials or front members handed to a worker at once.
         sample_chunk: candidates of the sample handed to a worker at once.
+        replan: designs of the front whose placements are searched at the end.
     """
 
     enumeration_limit: int = 2_000_000
@@ -73,6 +74,7 @@ class Effort:
     polish_rounds: int = 12
     chunk: int = 10
     sample_chunk: int = 2**14
+    replan: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,9 @@ def iteration_times_us(designs: Sequence[Design], *, predictor: Predictor) -> Ar
     """`(n,)` predicted iteration times of any designs of a device; those of a kind are priced as one list."""
     kinds: dict[Hashable, list[int]] = {}
     for i, d in enumerate(designs):
-        key = structure_of(d), d.model.tables, d.model.num_dense_features, d.system
+        # Depths too: the slots of absent layers would change sums over layers by rounding.
+        depths = len(d.model.bottom_hidden), len(d.model.top_hidden)
+        key = structure_of(d), d.model.tables, d.model.num_dense_features, d.system, depths
         kinds.setdefault(key, []).append(i)
     times_us = np.empty(len(designs))
     for members in kinds.values():

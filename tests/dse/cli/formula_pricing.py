@@ -10,6 +10,7 @@ from dse.candidate import column, settings_at
 from dse.constraints import margins_of
 from dse.objective import metrics_of, objective_values
 from dse.search.protocol import Evaluation
+from dse.search.replan import Replanned
 
 SPACE = """
 name: toy
@@ -68,11 +69,14 @@ class FormulaPricing:
     def factory(self):
         return FormulaEvaluator(self.config)
 
-    def design_text(self, codes):
+    def design_text(self, codes, plan=None):
         return str(settings_at(self.config.space, codes))
 
-    def gaps_pct(self, codes, time_us):
+    def gaps_pct(self, codes, time_us, plans=None):
         return np.zeros(len(codes))
+
+    def replanned(self, codes, evaluation, *, searches):
+        return Replanned(codes, evaluation, (None,) * len(codes))
 
 
 def formula_pricing(config, profile):
