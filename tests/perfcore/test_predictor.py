@@ -15,6 +15,7 @@ from dse.candidate import design_of
 from dse.config import load_design
 from dse.placement import plan_for
 from dse.search.evaluator import pricing_of
+from dse.search.placing import SpacePlanner
 from dse.study_config import load_space
 from perfcore.cost.model import Calibration
 from perfcore.design.design import Design
@@ -149,15 +150,20 @@ def test_every_op_of_the_published_workloads_has_overheads_of_its_own() -> None:
         assert predictor_of(load(name)).predict(load(name)).fallback_ops == {}
 
 
-@pytest.mark.parametrize("space", ["dlrm_small", "dlrm_terabyte"])
-def test_the_bulk_path_equals_single_predictions(space: str) -> None:
-    config = load_space(Path(f"spaces/{space}.yaml"))
+# Every value of these axes is placed anew and enters as a number alone: their ends will do.
+ENDS = ("model.embedding_dim.choices=[16, 128]", "training.global_batch={choices: [2048, 131072]}")
+
+
+@pytest.mark.parametrize(("space", "overrides"), [("dlrm_small", ()), ("dlrm_terabyte", ENDS)])
+def test_the_bulk_path_equals_single_predictions(space: str, overrides: tuple[str, ...]) -> None:
+    config = load_space(Path(f"spaces/{space}.yaml"), overrides=overrides)
     evaluator = pricing_of(config, None).factory()
     codes = config.space.sample(np.random.default_rng(5), 40)
     metrics = evaluator.evaluate(codes).metrics
-    predictor = Predictor(profile_for(device(config.space.device.name), node(config.space.node.name)))
+    profile = profile_for(device(config.space.device.name), node(config.space.node.name))
+    predictor, place = Predictor(profile), SpacePlanner(config.space, profile)
     for row, ms, gib in zip(codes, metrics["iteration_time_ms"], metrics["hbm_gib"], strict=True):
-        p = predictor.predict(design_of(config.space, row, plan_for))
+        p = predictor.predict(design_of(config.space, row, place))
         # Absent layers count among a multi-tensor kernel's tensors on a grid: the difference that is left.
         assert ms == pytest.approx(p.iteration_time_us / 1e3, rel=1e-3)
         assert gib == pytest.approx(float(p.memory.total.max()) / 2**30, rel=1e-6)
