@@ -124,7 +124,7 @@ def fit_all(data: Path, out: Path) -> None:
     )
     for recipe in RECIPES:
         write_profile(recipe, fits, constants, out)
-    add_layers(data / "traces", out)
+    add_layers(data / "traces", out, boards)
     held_out = {
         f"gemm_{t.value}, {board}": _plain(fit.points)
         for (t, board), fit in fits.gemm.items()

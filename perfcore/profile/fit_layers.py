@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from perfcore.cost.convolution import ConvolutionModel, ConvolutionParams, ProductShares
 from perfcore.cost.layers import LayerFormulas, LayerRate
 from perfcore.cost.memory_bound import Rate
-from perfcore.cost.model import Calibration
+from perfcore.cost.model import Calibration, CostModel
 from perfcore.cost.stacking import stack
 from perfcore.design import hardware
+from perfcore.design.hardware import Device
 from perfcore.graph.kernels import BatchNorm, Convolution, DType, Kernel, Pooling
-from perfcore.profile.build import gemm_model
+from perfcore.profile.build import gemm_model, kernel_models
 from perfcore.profile.fit_gemm import errors
-from perfcore.profile.layer_samples import Samples, layer_samples
+from perfcore.profile.layer_samples import Samples, layer_samples, left_out_samples
 from perfcore.profile.profile import BUNDLED, POOLED
 from perfcore.profile.recipes import known_error
 from perfcore.profile.schema import read_json
@@ -40,6 +41,11 @@ OWN = "v100-sxm2-32gb"  # the traced device
 SOURCE = "ResNet-50 at batch 32 on V100-32GB, fp32, profiler on: pytorch/kineto (2021), HolisticTraceAnalysis (2024)"
 DATE = "2026-11-30"
 ACROSS = "each trace by constants of the other"
+LEFT_OUT_BOARD = "rtx-2080-ti"
+LEFT_OUT = "a device, a network and a batch that no fit has seen"
+LEFT_OUT_SOURCE = (
+    "ResNet-18 at batch 128, fp32, profiler on: facebookresearch/param (2023), medians over steps"
+)
 UNSEEN = "shapes of images and filters left out of the fit, by fifths"
 FOLDS = 5
 LAYERS = {"batch_norm": BatchNorm, "pooling": Pooling}
@@ -60,8 +66,13 @@ _ROBUST = 0.1  # of the logarithm: larger misses weigh linearly
 _START = 0.6
 
 
-def add_layers(traces: Path, out: Path) -> None:
+def add_layers(traces: Path, out: Path, boards: Mapping[str, Device]) -> None:
     """Fit, and write the layers' entries and errors into every profile under `out`.
+
+    Args:
+        traces: folder of the traces.
+        out: folder of the profiles.
+        boards: devices by name, `LEFT_OUT_BOARD` among them.
 
     Raises:
         ProfileError: a trace is missing or of another network.
@@ -76,7 +87,29 @@ def add_layers(traces: Path, out: Path) -> None:
         content["kernels"] = dict(sorted((content["kernels"] | chosen).items()))
         kept = [e for e in content["known_errors"] if e["kernel"].split(" ")[0] not in entries]
         content["known_errors"] = kept + (known if own else [])
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        _write(path, content)
+    add_left_out(out, boards[LEFT_OUT_BOARD], left_out_samples(traces))
+
+
+def add_left_out(out: Path, device: Device, samples: Samples) -> None:
+    """State the pooled profile's errors on a device that no fit has seen, and widen the intervals of all but the traced one."""
+    models = kernel_models(read_json(out / POOLED / "profile.json"), out / POOLED, device=device, node=None)
+    costs = CostModel(models)
+    known, spreads = [], {}
+    for name, kind in (("convolution", Convolution), ("batch_norm", BatchNorm)):
+        own = samples.of(kind)
+        predicted = np.array([float(us) for us in costs.predict_us(own.kernels)])
+        error = errors(predicted, own.us)
+        known.append(known_error(f"{name} ({device.name} left out)", error, LEFT_OUT, LEFT_OUT_SOURCE))
+        spreads[name] = _spread(predicted, own.us)
+    for path in sorted(out.glob("*/profile.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.parent.name != OWN:
+            for name, spread in spreads.items():
+                entry = content["kernels"][name]
+                entry["log_error_90"] = max(spread, entry["log_error_90"])
+        content["known_errors"] += known if path.parent.name == POOLED else []
+        _write(path, content)
 
 
 def product_share(out: Path) -> float:
@@ -168,7 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder of raw measurements")
     parser.add_argument("--out", type=Path, default=BUNDLED, help="folder of the profiles (default: bundled)")
     options = parser.parse_args(arguments)
-    add_layers(options.data / "traces", options.out)
+    from perfcore.profile.fit import board_devices  # which calls this module
+
+    add_layers(options.data / "traces", options.out, board_devices(options.out))
     return 0
 
 
@@ -209,11 +244,10 @@ def _shape(kernel: Convolution) -> tuple[object, ...]:
 def _fitted(
     entry: Mapping[str, Any], parameters: Mapping[str, float], predicted: Array, measured: Array
 ) -> dict[str, Any]:
-    spread = float(np.quantile(np.abs(np.log(predicted / measured)), 0.9))
     return {
         **entry,
         "parameters": dict(parameters),
-        "log_error_90": round(spread, 3),
+        "log_error_90": _spread(predicted, measured),
         "basis": "measured",
         "source": f"{SOURCE}; {entry['source']}",
         "date": DATE,
@@ -246,6 +280,15 @@ def _for_profile(
     passes = chosen["convolution"]["parameters"]["weight_passes"]
     chosen["convolution"]["parameters"]["weight_passes"] = round(passes / ratio, 3)
     return chosen
+
+
+def _spread(predicted: Array, measured: Array) -> float:
+    """Nine in ten measurements lie within a factor `exp` of it."""
+    return round(float(np.quantile(np.abs(np.log(predicted / measured)), 0.9)), 3)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _kernels(folder: Path) -> dict[str, Any]:

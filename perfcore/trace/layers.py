@@ -158,7 +158,11 @@ def _convolutions(launched: Sequence[Launched], calls: Sequence[LayerCall]) -> d
         names = " ".join(launched[at].kernel.name for at in call.launches)
         kind = next((t for t in call.leaf.types if element_bytes(t)), "")
         assert call.layout is not None, "chosen by it"
-        kernel = whole.convolution(dtype_of(names, kind), call.layout) if kind else None
+        kernel = (
+            convolution_of(whole.input, whole.filters, whole.result, dtype_of(names, kind), call.layout)
+            if kind
+            else None
+        )
         if kernel is not None:
             found[i] = kernel
     return found
@@ -186,33 +190,36 @@ class _Sides:
                     return merged
         return self
 
-    def convolution(self, dtype: DType, layout: GemmLayout) -> Convolution | None:
-        """The kernel; `None` where a shape is not known, or no stride and padding give the result's extents."""
-        if not all(len(s) == 4 for s in (self.input, self.filters, self.result)):
-            return None
-        batch, channels, height, width = self.input
-        filters, inputs, tall, wide = self.filters
-        rows, columns = self.result[2:]
-        stride = max(1, round(height / max(1, rows)), round(width / max(1, columns)))
-        down = _padding(height, tall, rows, stride)
-        across = _padding(width, wide, columns, stride)
-        if down is None or across is None or inputs < 1 or channels % inputs:
-            return None
-        return Convolution(
-            batch,
-            channels,
-            height,
-            width,
-            filters,
-            tall,
-            wide,
-            dtype,
-            stride,
-            down,
-            across,
-            groups=channels // inputs,
-            layout=layout,
-        )
+
+def convolution_of(
+    input_: Shape, filters_: Shape, result: Shape, dtype: DType, layout: GemmLayout
+) -> Convolution | None:
+    """A convolution by its shapes; `None` where one is not known, or no stride and padding give the result's extents."""
+    if not all(len(s) == 4 for s in (input_, filters_, result)):
+        return None
+    batch, channels, height, width = input_
+    filters, inputs, tall, wide = filters_
+    rows, columns = result[2:]
+    stride = max(1, round(height / max(1, rows)), round(width / max(1, columns)))
+    down = _padding(height, tall, rows, stride)
+    across = _padding(width, wide, columns, stride)
+    if down is None or across is None or inputs < 1 or channels % inputs:
+        return None
+    return Convolution(
+        batch,
+        channels,
+        height,
+        width,
+        filters,
+        tall,
+        wide,
+        dtype,
+        stride,
+        down,
+        across,
+        groups=channels // inputs,
+        layout=layout,
+    )
 
 
 def _padding(extent: int, taps: int, made: int, stride: int) -> int | None:

@@ -78,7 +78,8 @@ def test_vision_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "parameters", "convolutions"), [("resnet50", 25_557_032, 53), ("inception_v3", 23_834_568, 94)]
+    ("network", "parameters", "convolutions"),
+    [("resnet50", 25_557_032, 53), ("inception_v3", 23_834_568, 94)],
 )
 def test_vision_models_have_the_parameters_of_torchvisions(
     network: str, parameters: int, convolutions: int

@@ -13,9 +13,22 @@ import pytest
 from perfcore.cost.convolution import ConvolutionParams
 from perfcore.design import hardware
 from perfcore.errors import ProfileError
-from perfcore.graph.kernels import BatchNorm, Convolution
-from perfcore.profile.fit_layers import OWN, convolution_us, fit_convolution, layer_entries, product_share
-from perfcore.profile.layer_samples import Samples, layer_samples, matched_samples
+from perfcore.graph.kernels import BatchNorm, Convolution, DType, GemmLayout
+from perfcore.profile.fit_layers import (
+    OWN,
+    add_left_out,
+    convolution_us,
+    fit_convolution,
+    layer_entries,
+    product_share,
+)
+from perfcore.profile.layer_samples import (
+    Samples,
+    layer_samples,
+    left_out_samples,
+    matched_samples,
+    recorded_layers,
+)
 from perfcore.profile.profile import BUNDLED, load_profile
 
 DATA = Path(__file__).parents[2] / "data"
@@ -96,9 +109,66 @@ def test_a_profile_without_layers_takes_the_pooled_ones(tmp_path: Path) -> None:
     assert old == pooled
 
 
+def recorded(name: str, *shapes: tuple[int, ...], out: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {
+        "name": name,
+        "input_shapes": [list(s) for s in shapes],
+        "output_shapes": [list(out)],
+    }
+
+
+def test_an_execution_trace_tells_the_layers_in_the_order_of_their_calls() -> None:
+    nodes = [
+        recorded("aten::cudnn_convolution", (8, 3, 32, 32), (16, 3, 3, 3), out=(8, 16, 16, 16)),
+        recorded("aten::cudnn_batch_norm", (8, 16, 16, 16), (16,)),
+        recorded("aten::relu", (8, 16, 16, 16)),
+        recorded("aten::cudnn_convolution", (8, 16, 16, 16), (32, 16, 1, 1), out=(8, 32, 16, 16)),
+        recorded("aten::cudnn_batch_norm", (8, 32, 16, 16), (32,)),
+    ]
+    found = recorded_layers(nodes)
+    filters = {kind: [getattr(x, "filters", 0) for x in found[kind]] for kind in GemmLayout}
+    assert filters == {"forward": [16, 32], "grad_input": [32], "grad_weight": [32, 16]}
+    first = found["forward"][0]
+    assert isinstance(first, Convolution)
+    assert (first.stride, first.padding_height) == (2, 1)
+    backward = found["aten::cudnn_batch_norm_backward"]
+    assert [x.channels for x in backward if isinstance(x, BatchNorm) and x.backward] == [32, 16]
+
+
+def test_a_device_left_out_widens_the_intervals_of_others(tmp_path: Path) -> None:
+    for name in ("shared", "t4", OWN):
+        (tmp_path / name).mkdir()
+        for file in (BUNDLED / name).iterdir():
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    kernels = (
+        Convolution(8.0, 64.0, 28.0, 28.0, 64.0, 1.0, 1.0, DType.FP32),
+        BatchNorm(6272.0, 64.0, 4.0),
+    )
+    device = hardware.device("p100-pcie-16gb")
+    pooled = load_profile("shared", device=device).cost_model()
+    far = np.array([3 * float(us) for us in pooled.predict_us(kernels)])
+    before = stored(OWN)
+    add_left_out(tmp_path, device, Samples(kernels, far))
+    read = {n: json.loads((tmp_path / n / "profile.json").read_text()) for n in ("shared", "t4", OWN)}
+    for name in ("convolution", "batch_norm"):
+        assert read["t4"]["kernels"][name]["log_error_90"] == pytest.approx(np.log(3), abs=1e-3)
+    assert read[OWN] == before
+    [convolution, norm] = read["shared"]["known_errors"][-2:]
+    assert convolution["kernel"] == "convolution (p100-pcie-16gb left out)"
+    assert norm["mape_pct"] == pytest.approx(200 / 3, abs=0.01)
+
+
+def test_other_devices_state_wider_intervals() -> None:
+    own = stored(OWN)["kernels"]["convolution"]["log_error_90"]
+    known = {e["kernel"]: e for e in stored("shared")["known_errors"]}
+    assert known["convolution (rtx-2080-ti left out)"]["n"] == 59
+    assert stored("h100-sxm")["kernels"]["convolution"]["log_error_90"] > own
+
+
 def test_missing_traces_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="a fit needs this trace, but it is missing"):
-        layer_samples(tmp_path)
+    for read in (layer_samples, left_out_samples):
+        with pytest.raises(ProfileError, match="a fit needs this trace, but it is missing"):
+            read(tmp_path)
 
 
 def test_traces_of_other_networks_or_few_steps_are_refused() -> None:
