@@ -16,6 +16,7 @@ from perfcore.design.training import (
     EmbeddingFusion,
     Fusion,
     InteractionFusion,
+    MlpFusion,
     Optimizer,
     Precision,
     Training,
@@ -25,6 +26,7 @@ from perfcore.graph.kernels import Total
 from perfcore.measure.model import build_model, make_batch, make_optimizers, train_step
 from perfcore.memory import (
     KINDS,
+    MemoryOfGrid,
     dense_parameters,
     framework_reserve,
     interaction_width,
@@ -271,3 +273,21 @@ def test_widths_of_the_interaction() -> None:
         Interaction.CAT: 64,
         Interaction.DCN_V2: 64,
     }
+
+
+def test_structures_that_memory_cannot_tell_apart_share_their_terms() -> None:
+    first = design()
+    dims, own = dims_of([first]), structure_of(first)
+    fused = replace(own, fusion=replace(own.fusion, mlp=MlpFusion.FUSED), read_loss=not own.read_loss)
+    wide = replace(own, precision=Precision.BF16)
+    remembered = MemoryOfGrid()
+    assert remembered(dims, own) is remembered(dims, fused)
+    for structure in (own, fused, wide):
+        known, fresh = remembered(dims, structure), memory_terms(dims, structure)
+        assert known.keys() == fresh.keys()
+        for name, term in fresh.items():
+            ours = known[name]
+            values = [t.value() if isinstance(t, Total) else t for t in (ours, term)]
+            np.testing.assert_array_equal(*values)
+    assert remembered(dims, wide) is not remembered(dims, own)
+    assert remembered(dims_of([first]), own) is not remembered(dims, own)  # another grid

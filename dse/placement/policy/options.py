@@ -24,6 +24,7 @@ T = TypeVar("T", bound=np.generic)
 Array: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
+_REMEMBERED = 256  # settings of a space, for each of which several policies are asked
 ALL_KINDS: frozenset[ShardingType] = frozenset(ShardingType)
 
 
@@ -83,6 +84,9 @@ class _Split:
     count: int
 
 
+_Ways: TypeAlias = tuple[list[_Split], list[_Split], list[_Split], list[_Split], list[_Split]]
+
+
 def instance_of(
     design: Design, policy: Policy, cost: ShardCost, *, kinds: Set[ShardingType] = ALL_KINDS
 ) -> Instance:
@@ -91,8 +95,7 @@ def instance_of(
     `kinds` are those that `AUTO` may use beside whole tables; `cost` is hashable.
     """
     ranks, local = design.system.world_size, design.system.local_world_size
-    dims = design.model.table_dims
-    splits = [s for t, dim in enumerate(dims) for s in _splits(design, t, dim, policy, kinds)]
+    splits = [s for ways in _every_split(design) for s in _splits(design, ways, policy, kinds)]
     known = _prices(design, cost)
     prices = np.array([known[s] for s in splits]).reshape(-1, 2)
     if policy is Policy.DATA_PARALLEL_SMALL and ranks > 1:
@@ -112,8 +115,8 @@ def instance_of(
     )
 
 
-def _splits(design: Design, table: int, dim: int, policy: Policy, kinds: Set[ShardingType]) -> list[_Split]:
-    whole, columns, row_wise, on_host, copies = _every_split(design, table, dim)
+def _splits(design: Design, ways: _Ways, policy: Policy, kinds: Set[ShardingType]) -> list[_Split]:
+    whole, columns, row_wise, on_host, copies = ways
     if design.system.world_size == 1:
         return whole
     match policy:
@@ -132,28 +135,30 @@ def _splits(design: Design, table: int, dim: int, policy: Policy, kinds: Set[Sha
         case Policy.AUTO:
             # On one machine table_row_wise is row_wise.
             several = design.system.world_size > design.system.local_world_size
-            ways = [*columns, *row_wise, *(on_host if several else []), *copies]
-            return [*whole, *(way for way in ways if way.kind in kinds)]
+            others = [*columns, *row_wise, *(on_host if several else []), *copies]
+            return [*whole, *(s for s in others if s.kind in kinds)]
 
 
-def _every_split(design: Design, table: int, dim: int) -> tuple[list[_Split], ...]:
-    """Whole, by columns, by rows, by rows on a machine, replicated; as far as a table can be split so."""
+@lru_cache(maxsize=_REMEMBERED)
+def _every_split(design: Design) -> tuple[_Ways, ...]:
+    """Each table whole, by columns, by rows, by rows on a machine, replicated; as far as it can be split so."""
     ranks, local = design.system.world_size, design.system.local_world_size
-    rows = design.model.tables[table].num_embeddings
-    return (
-        [_Split(table, ShardingType.TABLE_WISE, 1)],
-        [_Split(table, ShardingType.COLUMN_WISE, k) for k in _halvings(min(ranks, dim))],
-        [_Split(table, ShardingType.ROW_WISE, ranks)] if rows >= ranks else [],
-        [_Split(table, ShardingType.TABLE_ROW_WISE, local)] if rows >= local > 1 else [],
-        [_Split(table, ShardingType.DATA_PARALLEL, ranks)],
+    return tuple(
+        (
+            [_Split(t, ShardingType.TABLE_WISE, 1)],
+            [_Split(t, ShardingType.COLUMN_WISE, k) for k in _halvings(min(ranks, dim))],
+            [_Split(t, ShardingType.ROW_WISE, ranks)] if table.num_embeddings >= ranks else [],
+            [_Split(t, ShardingType.TABLE_ROW_WISE, local)] if table.num_embeddings >= local > 1 else [],
+            [_Split(t, ShardingType.DATA_PARALLEL, ranks)],
+        )
+        for t, (table, dim) in enumerate(zip(design.model.tables, design.model.table_dims, strict=True))
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=_REMEMBERED)
 def _prices(design: Design, cost: ShardCost) -> dict[_Split, tuple[float, float]]:
     """µs and bytes of one shard of every split: policies, asked for one after another, share most of them."""
-    dims = design.model.table_dims
-    every = [s for t, dim in enumerate(dims) for way in _every_split(design, t, dim) for s in way]
+    every = [s for ways in _every_split(design) for way in ways for s in way]
     loads, held = _loads(design.model, every, cost), _bytes(design, every)
     return dict(zip(every, zip(loads.tolist(), held.tolist(), strict=True), strict=True))
 

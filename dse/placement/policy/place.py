@@ -126,7 +126,7 @@ def place(
     return _placement(design, instance, solution)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)
 def _unplaced(model: Model, training: Training, fusion: Fusion, system: System) -> Design:
     """The design with a plan that does not matter; policies are asked for one after another."""
     return Design(model, training, fusion, ShardingPlan.on_one_rank(model), system)

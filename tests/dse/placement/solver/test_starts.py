@@ -24,11 +24,11 @@ def test_the_least_option_of_each_table_is_the_first_of_the_cheapest() -> None:
         assert least(data_of(problem), cost).tolist() == naive
 
 
-@pytest.mark.parametrize("tight", [False, True])
-def test_starts_are_distinct_and_give_each_table_an_option_of_its_own(tight: bool) -> None:
+@pytest.mark.parametrize(("tight", "fine"), [(False, True), (True, True), (False, False)])
+def test_starts_are_distinct_and_give_each_table_an_option_of_its_own(tight: bool, fine: bool) -> None:
     for seed in range(30):
         problem = drawn(seed)
-        choices = start_options(problem, data_of(problem), tight=tight)
+        choices = start_options(problem, data_of(problem), tight=tight, fine=fine)
         assert len({c.tobytes() for c in choices}) == len(choices) >= 1
         for choice in choices:
             assert (problem.table_of_option[choice] == np.arange(problem.num_tables)).all()
@@ -57,3 +57,18 @@ def test_a_large_shard_is_split_where_an_event_would_wait_for_it() -> None:
         ranks_per_host=4,
     )
     assert [1] in [c.tolist() for c in start_options(problem, data_of(problem), tight=False)]
+
+
+def test_without_a_choice_there_is_one_start() -> None:
+    problem = homogeneous(
+        first_option=np.arange(4),
+        first_shard=np.arange(4),
+        where=np.zeros(3, dtype=np.int64),
+        cost=np.ones((3, 2)),
+        bytes_=np.ones(3),
+        capacity_bytes=1.0,
+        num_ranks=2,
+        ranks_per_host=2,
+    )
+    starts = [start_options(problem, data_of(problem), tight=tight) for tight in (False, True)]
+    assert [[c.tolist() for c in s] for s in starts] == [[[0, 1, 2]]] * 2
