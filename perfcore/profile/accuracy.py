@@ -59,8 +59,10 @@ The label of a shape is the median over framework versions. How far do the versi
 | B200 | 35,742 | 1.8 / 3.0 | 1.8 / 3.7 to 5.5 / 7.7 |
 
 Neighbouring `m` from 3 to 14 fill the same tile, and their labels scatter by 2.0 / 3.4 % on the A100, by 0.6 / 0.8 % on the H100.
-On the A100 three quarters of the shapes were measured with one version only, which is 3.6 % slower than the others where they overlap: its
-labels are inconsistent by more than the error that is left. On H100 and H200 the model is as close to a label as two halves of the measurements are
+On the A100 three quarters of the shapes (all but 21 values of `m`) were measured with one version only. Where the others overlap with it, it is 2 to 5 % slower, by how much cannot be told:
+its ratio to the mean of two versions that agree (within 1.2 / 2.5 %) spreads by 2.8 / 4.3 % at each `m`, and still by 2.6 / 3.8 % around what neighbouring pairs (n, k) tell. So some 2.5 / 3.5 % of
+error on three quarters of the labels is their own scatter. Which versions measured a shape is a function of the shape, and the trees may learn it; labels are not shifted to one version, since most have
+no other and a smooth shift explains a tenth of the scatter. On H100 and H200 the model is as close to a label as two halves of the measurements are
 to each other. What is left lies in the products that another tile of the library happens to serve.
 """
 AWKWARD_TEXT = """

@@ -213,6 +213,18 @@ def test_broken_json_is_refused(copy):
             r"\$\.kernels\.gemm_fp32\.parameters\.low\.3 must be a finite number",
         ),
         (
+            lambda d: d["kernels"]["gemm_bf16"]["parameters"]["pace"].update(compute_share=1.2),
+            r"\$\.kernels\.gemm_bf16\.parameters\.pace\.compute_share must be in \(0, 1\], but got 1\.2",
+        ),
+        (
+            lambda d: d["kernels"]["gemm_bf16"]["parameters"]["pace"].update(fill_clocks=-1),
+            r"pace\.fill_clocks must be 0 or more, but got -1",
+        ),
+        (
+            lambda d: d["kernels"]["gemm_bf16"]["parameters"].update(widths=[64, 32]),
+            r"\$\.kernels\.gemm_bf16\.parameters\.widths must increase, but is \[64\.0, 32\.0\]",
+        ),
+        (
             lambda d: d["kernels"]["embedding_update"]["parameters"]["by_row_bytes"].reverse(),
             r"by_row_bytes must have increasing `row_bytes` and efficiencies in \(0, 1\]",
         ),
