@@ -1,7 +1,7 @@
 """The end of a search: placements of the front's designs, looked for design by design.
 
 During the search one plan serves all designs that share its settings. Here some designs of the front are searched by their
-own critical paths, and every design of the front takes the fastest plan found for any of them that fits it. All
+own critical paths, and every design of the front takes the fastest plan, found or had by any of them, that fits it. All
 designs are predicted whole, so that the front says what `dse predict` says of the exported design.
 
 The work is counted, not timed: the same front gives the same plans.
@@ -144,11 +144,10 @@ def _by_settings(members: Sequence[_Member]) -> list[list[int]]:
 def _fastest(
     members: Sequence[_Member], before_us: Array, found: Sequence[ShardingPlan], predictor: Predictor
 ) -> tuple[list[Design], Array]:
-    """Each member with the fastest of its own plan and those found; the best for its setting are tried."""
+    """Each member with the fastest of its own plan and those of any; the best for its setting are tried."""
     designs, times_us = [m.design for m in members], before_us.copy()
     for group in _by_settings(members):
-        own = [members[i].design.sharding for i in group]
-        plans = [p for p in dict.fromkeys([*own, *found]) if _same_ranks(p, members[group[0]].design)]
+        plans = [p for p in found if _same_ranks(p, members[group[0]].design)]
         best = _tried(members[group[0]].design, plans, predictor)[:_KEPT]
         trials = [(i, p) for i in group for p in fitting(members[i].design, best)]
         tried = [replace(members[i].design, sharding=p) for i, p in trials]
