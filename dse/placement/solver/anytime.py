@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -39,11 +39,11 @@ _POOL = 8
 _ALIKE = 0.02  # of the objective: starts whose events differ less in total are taken as one
 _STEPS_PER_TABLE, _FEWEST_STEPS, _MOST_STEPS = 100, 5_000, 4_000_000  # of a round
 _ROUNDS_OF_A_LENGTH = 6
-_HEATS = (0.1, 0.3, 0.1, 0.03)  # of the objective, per table
+_HEATS = (0.03, 0.1, 0.1, 0.03, 0.03, 0.1)  # of the objective, per table
 _HEATS_OF_FEW = (0.1, 1.0, 0.3, 10.0, 0.03, 3.0)  # few large tables hold each other in place
 _FEW_TABLES = 64
 _COOLED = 0.1
-_NORMS = ((0.1, 4), (0.1, 6), (0.1, 4), (0.3, 5))  # weight and log2 of p
+_NORMS = ((1.0, 3), (0.1, 4), (0.5, 4), (0.3, 5), (1.0, 2), (0.1, 6))  # weight and log2 of p
 _GREEDY_NORM = (1.0, 3)
 _SWAPS, _FOCUS, _MOVE_SAMPLES, _INSERT_SAMPLES = 0.35, 0.5, 2.0, 4.0
 _REPLACED = (0.05, 0.25)  # least and most share of changes of option
@@ -154,6 +154,19 @@ class Search:
             if (self.overflow_bytes, self.objective) < before:
                 self._gained_at = self.steps
 
+    def offer(self, options: Ints, ranks: Sequence[tuple[int, ...] | None]) -> None:
+        """Go on with a start more, which is scheduled around what it fixes.
+
+        Args:
+            options: a `(t,)` choice of options, as at the beginning.
+            ranks: of tables whose shards are already placed (`Where.ANY` alone) the rank of each shard, of others `None`.
+        """
+        translated = self._translated(options)
+        placed = {t: r for t, r in enumerate(ranks) if r is not None and translated[t] >= 0}
+        member = self._greedy(by_size(self._data), translated, placed).best
+        self._pool = [*sorted(self._pool, key=_rank)[:_POOL], member]
+        self._cursor = _Cursor(self._round(member, self._first_steps, 0))
+
     def improve(self, work: int) -> None:
         """Go on for `work` steps, rounded up to whole pieces of rounds."""
         end = self.steps + work
@@ -252,14 +265,17 @@ class Search:
             distinct.insert(0, self._placed(given).best)
         return distinct
 
-    def _greedy(self, order: Ints, options: Ints) -> _Start:
-        s, data = self._state, self._data
+    def _greedy(self, order: Ints, options: Ints, placed: dict[int, tuple[int, ...]] | None = None) -> _Start:
+        s, data, placed = self._state, self._data, placed or {}
         share = float(np.minimum.reduceat(data.total, data.first_option[:-1]).sum()) / len(s.held)
         s.option[:] = -1
+        for table, ranks in placed.items():
+            s.option[table] = options[table]
+            s.place[data.slot0[table] : data.slot0[table] + len(ranks)] = ranks
         s.settings[WEIGHT_OVER] = _GREEDY_OVERFLOW_WEIGHT * self._per_byte(share)
         scale = np.full(len(s.base), max(share, _TINY) / len(s.base))
         rebuild(data, s, *_GREEDY_NORM, scale)
-        schedule(data, s, order, options, 0)
+        schedule(data, s, order[s.option[order] < 0], options, 0)
         return _noted(s)
 
     def _placed(self, assignment: Assignment) -> _Start:

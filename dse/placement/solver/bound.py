@@ -40,11 +40,13 @@ class Bound:
         value: no feasible assignment's objective is below; infinite when there is none.
         weights: `(o,)` share of each option; `None` when the relaxation has no point.
         events: `(e,)` the maxima at that point.
+        by_option: `(o,)` no feasible assignment with this option is below; `None` likewise.
     """
 
     value: float
     weights: Array | None
     events: Array | None
+    by_option: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,11 +127,22 @@ def lower_bound(
         value = min(value, below)
     if point is None:
         return Bound(value, None, None)
-    return Bound(
-        value,
-        point[: len(options.usable)],
-        point[len(options.usable) : len(options.usable) + problem.num_events],
-    )
+    count = problem.num_options
+    by_option = None if relaxed.duals is None else _by_option(problem, program, relaxed.duals)
+    return Bound(value, point[:count], point[count : count + problem.num_events], by_option)
+
+
+def _by_option(problem: Problem, program: Program, duals: Array) -> Array:
+    """`(o,)` bounds of the assignments with each option.
+
+    For multipliers y and d = c - y A, every point costs at least the rows' part plus d x (`Program.dual_bound`). With one option of
+    each table, d x over a table's columns is at least its least d; with option o it is d_o.
+    """
+    count = problem.num_options
+    reduced = np.where(program.high[:count] > 0, program.reduced_costs(duals)[:count], np.inf)
+    least = np.minimum.reduceat(reduced, problem.first_option[:-1])
+    bounds: Array = program.dual_bound(duals) + reduced - np.repeat(least, np.diff(problem.first_option))
+    return bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +11,19 @@ import numpy as np
 from dse.placement.solver.bound import Bound, lower_bound
 from dse.placement.solver.dominance import Reduced, reduced
 from dse.placement.solver.exact import MOST_COLUMNS, size_of, solve_exactly
-from dse.placement.solver.problem import Array, Assignment, Ints, Problem, loads_of
+from dse.placement.solver.packing import most_weight, packed_bound
+from dse.placement.solver.problem import Array, Assignment, Problem, loads_of
 
 if TYPE_CHECKING:
     from dse.placement.solver.anytime import Search
 
 # An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
 PROVEN = 1e-5
-# Shares of the time limit: for the first search of a large or a small problem, and for the bound with whole numbers.
-_SEARCH, _SMALL_SEARCH, _BOUND = 0.35, 0.1, 0.25
-
+# Shares of the time limit: for the first search of a large or a small problem, for the bound with ranks for large tables,
+# and for that with whole numbers.
+_SEARCH, _SMALL_SEARCH, _PACK, _BOUND = 0.3, 0.15, 0.25, 0.1
+# Counted columns of a problem that branch and bound may solve to the end: these, and so many more for each second.
+_SMALL, _SMALL_PER_S = 400, 100
 # Of the gap, what branch and bound looks through first.
 _FIRST_PART = 0.25
 
@@ -77,9 +80,11 @@ def certify(
     """
     began = time.perf_counter()
     run = _Run(reduced(problem), began + time_limit_s, seed, start)
-    small = size_of(run.problem) <= MOST_COLUMNS
+    small = size_of(run.problem) <= min(_SMALL + _SMALL_PER_S * time_limit_s, MOST_COLUMNS)
     run.relax(0.0)
     run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s)
+    if not run.closed:
+        run.pack(min(_PACK * time_limit_s, run.left_s))
     if not run.closed:
         run.relax(min(_BOUND * time_limit_s, run.left_s))
     if not run.closed and small:
@@ -131,19 +136,30 @@ class _Run:
     def relax(self, time_limit_s: float) -> None:
         """Bound the objective without ranks."""
         found = lower_bound(self.problem, time_limit_s=time_limit_s)
-        known = self.bound
-        weights = known.weights if known.weights is not None else found.weights
-        self.bound = Bound(max(known.value, found.value), weights, found.events)
+        self.bound = replace(found, value=max(self.bound.value, found.value))
 
     def search(self, time_limit_s: float) -> None:
         """Improve the best assignment by local search, which goes on where it stopped."""
         from dse.placement.solver.anytime import Search
 
         if self._going is None:
-            options = _most_weight(self.problem, self.bound.weights)
+            weights = self.bound.weights
+            options = most_weight(self.problem, weights) if weights is not None else None
             self._going = Search(self.problem, seed=self._seed, start=self._start, options=options)
         self._going.run(time_limit_s=time_limit_s, enough=self.bound.value * (1 + PROVEN / 2))
         self.best = self._going.best
+
+    def pack(self, time_limit_s: float) -> None:
+        """Bound the objective with ranks for the large tables, and offer the search where they are then."""
+        if self.bound.weights is None:
+            return
+        below = self._objective if _fits(self.problem, self.best) else np.inf
+        found = packed_bound(self.problem, self.bound, below=below, time_limit_s=time_limit_s)
+        if found is None:
+            return
+        self.bound = replace(self.bound, value=max(self.bound.value, found.value))
+        if found.option is not None and self._going is not None:
+            self._going.offer(found.option, found.ranks)
 
     def solve(self) -> None:
         """Branch and bound to the end, or to the time limit.
@@ -157,18 +173,9 @@ class _Run:
             found = solve_exactly(self.problem, below=below, bound=known, time_limit_s=self.left_s)
             if found.assignment is not None and _better(self.problem, found.assignment, self.best):
                 self.best = found.assignment
-            self.bound = Bound(found.bound, self.bound.weights, self.bound.events)
+            self.bound = replace(self.bound, value=found.bound)
             if self.closed or not self.left_s:
                 return
-
-
-def _most_weight(problem: Problem, weights: Array | None) -> Ints | None:
-    """`(t,)` the option with the largest share of each table."""
-    if weights is None:
-        return None
-    parts = np.split(weights, problem.first_option[1:-1])
-    most: Ints = problem.first_option[:-1] + np.array([int(np.argmax(p)) for p in parts])
-    return most
 
 
 def _fits(problem: Problem, assignment: Assignment) -> bool:

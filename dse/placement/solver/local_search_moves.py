@@ -5,6 +5,8 @@ Letters: see `local_search_data`.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from dse.placement.solver.local_search_core import (
@@ -32,6 +34,8 @@ from dse.placement.solver.local_search_data import (
 )
 from dse.placement.solver.problem import Array, Ints
 
+# Plain numbers in a call would be types of their own, for each of which a function is compiled once more.
+NONE, FIRST, EVERY = cast("tuple[int, int, int]", tuple(np.array([-1, 0, 0])))
 _SAME = 1e-12  # relative; smaller gains are rounding
 _OFTEN, _SELDOM = 64, 512  # steps between changes of temperature, of the weight of overflow
 
@@ -97,7 +101,7 @@ def insert(d: Data, s: State, table: int, option: int, samples: int) -> bool:
     """
     s.option[table] = option
     where, shard = d.where[option], d.first_shard[option]
-    first, end = 0, len(s.held)
+    first, end = FIRST, len(s.held)
     if where == WITHIN:
         host = below(s, len(s.host_held)) if samples > 0 else roomiest_host(d, s, table, option)
         first, end = host * d.per_host, (host + 1) * d.per_host
@@ -124,7 +128,7 @@ def insert(d: Data, s: State, table: int, option: int, samples: int) -> bool:
 @compiled
 def roomiest_host(d: Data, s: State, table: int, option: int) -> int:
     """The machine on which the option's first shard is cheapest."""
-    rank = best_rank(d, s, table, d.first_shard[option], 0, len(s.held), 0)
+    rank = best_rank(d, s, table, d.first_shard[option], FIRST, len(s.held), EVERY)
     return max(rank, 0) // d.per_host
 
 
@@ -134,7 +138,7 @@ def schedule(d: Data, s: State, order: Ints, options: Ints, samples: int) -> Non
     for table in order:
         if options[table] >= 0 and insert(d, s, table, options[table], samples):
             continue
-        best, chosen = np.inf, -1
+        best, chosen = np.inf, NONE
         for option in range(d.first_option[table], d.first_option[table + 1]):
             if insert(d, s, table, option, samples):
                 now = merit(s)

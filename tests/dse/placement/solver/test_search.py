@@ -225,3 +225,26 @@ def test_bad_problems_and_starts() -> None:
 def _key(problem: Problem, assignment: Assignment) -> tuple[float, float]:
     loads = loads_of(problem, assignment)
     return loads.overflow_bytes(problem), loads.objective
+
+
+def test_an_offered_start_is_never_lost_nor_are_better_ones() -> None:
+    """With the optimum's options and ranks offered the search is there at once; with bad ones it stays where it was."""
+    for seed in range(10):
+        problem = replace(drawn(seed, tables=5), allowed=None)
+        going = Search(problem, seed=seed)
+        going.improve(20_000)
+        before = (going.overflow_bytes, going.objective)
+        free = [problem.where[o] == Where.ANY for o in going.best.option]
+        ranks = [tuple(0 for _ in r) if f else None for r, f in zip(going.best.ranks, free, strict=True)]
+        going.offer(going.best.option, ranks)
+        assert (going.overflow_bytes, going.objective) <= before
+        going.improve(1)
+        assert is_allowed(problem, going.best)
+        other = Search(problem, seed=seed)
+        kept = [r if f else None for r, f in zip(going.best.ranks, free, strict=True)]
+        if all(free):
+            other.offer(going.best.option, kept)
+            assert (other.overflow_bytes, other.objective) <= (
+                going.overflow_bytes,
+                going.objective * (1 + 1e-9),
+            )
