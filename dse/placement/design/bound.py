@@ -5,7 +5,7 @@ For each class of plans (which kinds of sharding occur at all) a linear program 
     minimise T
     T   >= constant + Σ weight · M_segment + Σ weight · D_collective             every cut (`dse.placement.design.relaxed`)
     M   >= base + Σ_tables shared(x) + average over ranks of the shards' sum      a maximum is at least the average
-    M   >= base + Σ_tables shared(x) + one shard of table t                       every table: each shard is on some rank
+    M   >= base + Σ_tables shared(x) + one shard of table t + what is on all ranks    every table: each shard is on some rank
     D   >= tangents of the convex hull of transfer(B),  B >= likewise in bytes
     Σ x = 1 a table, Σ x >= 1 a kind of the class, memory of all shards <= memory of all ranks, of hosts likewise
 
@@ -25,7 +25,10 @@ may be the last one, so only what all ranks run counts as such (`dse.placement.d
 
     M   >= (R · (base + Σ shared(x)) + the shards' sum) / S
     M   >= max s · (base + Σ shared(x) + the smallest part of what is on all ranks)
-    M   >= min s · (base + Σ shared(x) + one shard of table t)
+    M   >= min s · (base + Σ shared(x) + one shard of table t + the smallest part of what is on all ranks)
+
+Once a plan is known, the classes that may hold a faster one are bounded anew: by hulls over the bytes that such a plan may
+send, with whole shares, and at last with ranks told apart (`dse.placement.design.packing`).
 
 Letters: o options, v variables, t tables, k segments.
 """
@@ -39,6 +42,7 @@ import numpy as np
 
 from dse.placement.design.conditions import Conditions
 from dse.placement.design.options import REPLICATED, ROW_SPLIT, Options, shard_kind
+from dse.placement.design.packing import PackedProgram
 from dse.placement.design.program import Key, MasterProgram, Terms, under_hull
 from dse.placement.design.relaxed import Cut, Program, Role, transfer_us
 from dse.placement.design.shard_costs import ShardCosts
@@ -51,6 +55,10 @@ _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
 _CLOSER = 3  # times that bytes are bounded anew
 _WORTH = 2e-4  # of the time: hulls that are closer stay
+_FIRST_APART, _MORE_APART = (
+    3,
+    2,
+)  # families that a packing takes piece by piece at first, and how many times more then
 _MOST_WHOLE = 2000  # ways that a program takes whole
 
 
@@ -77,6 +85,7 @@ class ClassBound:
         costs: of all probes.
         cost: prices collectives.
         capacity_bytes: of all ranks together.
+        most_bytes: of the largest rank.
         sums: over the ways of the class: all shards, one of them, all with copies counted once.
         conditions: host memory, slower ranks, tables that stay together.
         shares: `(w,)` the last solution.
@@ -90,6 +99,7 @@ class ClassBound:
     costs: ShardCosts
     cost: CostModel
     capacity_bytes: float
+    most_bytes: float
     sums: Sums
     conditions: Conditions
     shares: Array = field(default_factory=lambda: np.empty(0))
@@ -99,6 +109,7 @@ class ClassBound:
     _settled: set[int] = field(default_factory=set)
     _rounds: dict[int, int] = field(default_factory=dict)
     _upper_us: float = np.inf
+    _apart: int = _FIRST_APART
     _terms: dict[Key, Terms] = field(default_factory=dict)
     _hulls: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
@@ -156,7 +167,8 @@ class ClassBound:
         rounds = self._rounds[number] = self._rounds.get(number, 0) + 1
         if number and rounds == 1:
             self._solve(number)
-        found = max((self._cut(values, number) for values in self._paces()), key=self.cut_us)
+        cuts = (self.program.cut(values, number=number)[1] for values in self._paces())
+        found = max(cuts, key=self.cut_us)
         cut = replace(found, constant_us=self.program.shifted(found, number=0, of=number))
         says = self.cut_us(found)
         if says <= self.lower_of(number) * (1 + _TOLERANCE) or rounds > _MOST_ROUNDS:
@@ -165,18 +177,14 @@ class ClassBound:
         self.cuts.append(cut)
         self._solve(number)
 
-    def _cut(self, values_us: Array, number: int) -> Cut:
-        return self.program.cut(values_us, number=number)[1]
-
     def _paces(self) -> list[Array]:
         """`(v,)` durations at the solution; where ranks differ, also those of the slowest."""
         values, _ = self.values()
         if not self.conditions.uneven:
             return [values]
-        slowness = self.conditions.slowness
         on_rank = np.array([v.role is Role.RANK for v in self.program.variables])
-        even = float(len(slowness) / (1 / slowness).sum())
-        return [np.where(on_rank, pace * values, values) for pace in (even, float(slowness.max()))]
+        even, _, slowest = self.conditions.paces
+        return [np.where(on_rank, pace * values, values) for pace in (even, slowest)]
 
     def cut_us(self, cut: Cut) -> float:
         """What a cut says of the solution."""
@@ -196,43 +204,36 @@ class ClassBound:
             seen = self.sums(everywhere)[2] if everywhere.any() else np.zeros(len(total))
             ranks = self.options.design.system.world_size
             base = float(sum(v.base for v in variables))
-            on_all = np.isin(shard_kind(self.options.ways.flag), (ROW_SPLIT, REPLICATED))
-            terms = Terms(total / ranks, largest, seen, np.where(on_all, largest, 0.0), base)
+            terms = Terms(total / ranks, largest, seen, self.on_all(largest), base)
             self._terms[key] = terms if variables[0].role is not Role.RANK else self._slowed(terms)
         return self._terms[key]
+
+    def on_all(self, largest: Array) -> Array:
+        """`(w,)`: what every rank has at least, from the shard that some rank has."""
+        everywhere = np.isin(shard_kind(self.options.ways.flag), (ROW_SPLIT, REPLICATED))
+        return np.where(everywhere, largest, 0.0)
 
     def _slowed(self, terms: Terms) -> Terms:
         """Durations on ranks that differ."""
         if not self.conditions.uneven:
             return terms
-        slowness = self.conditions.slowness
-        even = float(len(slowness) / (1 / slowness).sum())
-        return replace(terms, even=even, fastest=float(slowness.min()), slowest=float(slowness.max()))
+        even, fastest, slowest = self.conditions.paces
+        return replace(terms, even=even, fastest=fastest, slowest=slowest)
 
     def options_of_shares(self) -> Ints:
         """`(t,)`: for each table the option that comes closest to its largest share."""
-        options, ways = self.options, self.options.ways
-        ends = np.append(self.starts[1:], len(ways.table))
-        out = []
-        for t, (first, end) in enumerate(zip(self.starts, ends, strict=True)):
-            way = int(first + np.argmax(self.shares[first:end]))
-            mine = np.flatnonzero(options.table == t)
-            pieces = np.array([options.options[o].pieces for o in mine])
-            share = np.array([options.options[o].share for o in mine])
-            other = (options.flag[mine] != ways.flag[way]) | (share != ways.share[ways.family[way]])
-            distance = np.abs(pieces - ways.least[way]) + len(ways.table) * other
-            out.append(int(mine[np.argmin(distance)]))
-        return np.array(out, dtype=np.int64)
+        return self.options.nearest(self.shares)
 
     def _segment(self, key: Key, shares: Array) -> float:
         terms = self.terms(key)
         base = terms.base + float(shares @ terms.everywhere)
         group = self.conditions.group[self.options.ways.table]
-        largest = float(np.bincount(group, shares * terms.largest).max())
+        on_all = float(shares @ terms.on_all)
+        largest = float(np.bincount(group, shares * (terms.largest - terms.on_all)).max())
         return max(
             terms.even * (base + float(shares @ terms.average)),
-            terms.fastest * (base + largest),
-            terms.slowest * (base + float(shares @ terms.on_all)),
+            terms.fastest * (base + on_all + largest),
+            terms.slowest * (base + on_all),
         )
 
     def _transfer(self, v: int, shares: Array) -> float:
@@ -288,6 +289,20 @@ class ClassBound:
         if self.lower_us < upper_us and len(self.shares) <= _MOST_WHOLE and min(whole_s, seconds_left()) > 0:
             self._solve(0, whole_s=min(whole_s, seconds_left()))
 
+    def pack(self, upper_us: float, *, time_limit_s: float) -> bool:
+        """Bound the first design with some ranks told apart, by plans that take less; whether more time may say more."""
+        program = PackedProgram(self, self.cuts)
+        solved = program.least(self._apart, below_us=upper_us, time_limit_s=time_limit_s)
+        if solved is None:
+            return False
+        self._upper_us = min(self._upper_us, upper_us)
+        self._proofs.append(_Proof(min(solved.bound, upper_us), 0, ()))
+        most = len(program.families())
+        if not solved.finished:
+            return True
+        self._apart, before = min(_MORE_APART * self._apart, most), self._apart
+        return before < most
+
     def _tighten(self, upper_us: float, seconds_left: Callable[[], float]) -> bool:
         """Hulls of the collectives that these are far from, over the bytes that matter; whether any changed."""
         changed = False
@@ -313,7 +328,7 @@ class ClassBound:
 
     def _solve(self, number: int, *, whole_s: float = 0.0) -> None:
         own = [replace(c, constant_us=self.program.shifted(c, number=number)) for c in self.cuts]
-        solved = MasterProgram(self, own).solve(whole_s=whole_s)
+        solved = MasterProgram(self, own).solve(whole_s=whole_s, below_us=self._upper_us)
         if np.isfinite(self._upper_us):
             self._proofs.append(_Proof(min(solved.bound, self._upper_us), number, ()))
             if solved.x is not None:

@@ -72,6 +72,7 @@ def class_bounds(
                 costs,
                 cost,
                 float(np.maximum(capacity_bytes, 0.0).sum()),
+                most,
                 shared.of(ways.kept(kept), np.flatnonzero(kept)),
                 conditions,
             )

@@ -45,6 +45,12 @@ class Conditions:
         return bool((self.slowness != 1.0).any())
 
     @property
+    def paces(self) -> tuple[float, float, float]:
+        """What ranks take on average (harmonic mean: work goes where it is done fastest), at best, and at worst."""
+        even = len(self.slowness) / float((1 / self.slowness).sum())
+        return even, float(self.slowness.min()), float(self.slowness.max())
+
+    @property
     def group(self) -> Ints:
         """`(t,)`: the group of each table."""
         group = np.zeros(sum(map(len, self.groups)), dtype=np.int64)

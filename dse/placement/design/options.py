@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dse.placement.design.ways import Ways
+from dse.placement.design.ways import Probe, Ways, row_sizes, ways_of
 from dse.placement.solver.problem import Array, Ints, Mask, Where
 from perfcore.design.design import Design
 from perfcore.design.model import EmbeddingTable
@@ -24,7 +24,6 @@ POOLED, ROW_SPLIT, STAGED, REPLICATED = range(4)
 DENSE = 4  # flags from here on
 WORTH_A_HOST = 0.01  # of device memory: smaller tables are not offered a place in the host's
 MOST_PIECES = 16  # column pieces of a table
-MOST_WAYS = 4000  # of all tables, beyond which numbers of ranks are gathered in ranges
 
 
 def shard_kind(flag: Ints) -> Ints:
@@ -100,17 +99,6 @@ class Option:
         """The option on these ranks."""
         cached = self.kernel is ComputeKernel.FUSED_UVM_CACHING
         return TableSharding(table, self.type, ranks, self.kernel, self.share if cached else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A shard on a rank by itself."""
-
-    table: int
-    flag: int
-    share: float
-    rows: int
-    dim: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +199,20 @@ class Options:
         found = [known.get((t, p.type, len(p.ranks), *_kernel(p)), -1) for t, p in enumerate(plan.tables)]
         return None if min(found) < 0 else np.array(found, dtype=np.int64)
 
+    def nearest(self, shares: Array) -> Ints:
+        """`(t,)`: for each table the option that comes closest to the largest of the `(w,)` shares of its ways."""
+        ways = self.ways
+        ends = np.searchsorted(ways.table, np.arange(len(self.design.model.tables) + 1))
+        pieces, share = np.array([[o.pieces, o.share] for o in self.options]).T
+        out = []
+        for t, first in enumerate(ends[:-1]):
+            way = int(first + np.argmax(shares[first : ends[t + 1]]))
+            mine = np.flatnonzero(self.table == t)
+            other = (self.flag[mine] != ways.flag[way]) | (share[mine] != ways.share[ways.family[way]])
+            distance = np.abs(pieces[mine] - ways.least[way]) + len(ways.table) * other
+            out.append(int(mine[np.argmin(distance)]))
+        return np.array(out, dtype=np.int64)
+
     def joined(self, option: int, ranks: Ints) -> tuple[Ints, Ints]:
         """`(s',)` ranks and probes of an option's shards at `(s,)` ranks, pieces that share a rank being one shard."""
         o = self.options[option]
@@ -220,7 +222,7 @@ class Options:
         fine = int(self.ways.pieces[family]) // o.pieces
         first, counts = np.unique(ranks[:: o.parts], return_counts=True)
         at = (first[:, None] + np.arange(o.parts)).ravel()
-        larger = _row_sizes(self.design.model.tables[o.table].num_embeddings, o.parts)[0][1]
+        larger = row_sizes(self.design.model.tables[o.table].num_embeddings, o.parts)[0][1]
         smaller = np.tile(np.arange(o.parts) >= larger, len(first)).astype(np.int64)
         probes = self.ways.probe[family, np.repeat(counts, o.parts) * fine - 1, smaller]
         return at, probes
@@ -272,55 +274,12 @@ def options_of(design: Design, offer: Offer | None = None) -> Options:
         for option in _offered(_ways(t, table, dim, ranks, local), own, ranks=ranks, local=local):
             options.append(option)
             shards: list[int] = []
-            for rows, count in _row_sizes(table.num_embeddings, option.parts):
+            for rows, count in row_sizes(table.num_embeddings, option.parts):
                 key = Probe(t, option.flag, option.share, rows, dim // option.pieces)
                 shards += [probes.setdefault(key, len(probes))] * count
             shard_probe += shards * option.pieces * option.copies
-    ways = _without_ranks(design, options, probes)
+    ways = ways_of(design, options, probes)
     return Options(design, tuple(options), tuple(probes), np.array(shard_probe, dtype=np.int64), ways)
-
-
-def _without_ranks(design: Design, options: list[Option], probes: dict[Probe, int]) -> Ways:
-    tables, dims = design.model.tables, design.model.table_dims
-    finest: dict[tuple[int, int, float], Option] = {}
-    for o in options:
-        key = o.table, o.flag, -o.share  # device memory first
-        known = finest.get(key)
-        finest[key] = o if known is None or o.pieces > known.pieces else known
-    families = [finest[key] for key in sorted(finest)]
-    widest = max(o.pieces for o in families)
-    probe = np.zeros((len(families), widest, 2), dtype=np.int64)
-    rows: list[tuple[int, int, int, int, int]] = []
-    for f, o in enumerate(families):
-        sizes = _row_sizes(tables[o.table].num_embeddings, o.parts)
-        for i, (size, _) in enumerate((sizes[0], sizes[-1])):
-            for j in range(1, o.pieces + 1):
-                wider = Probe(o.table, o.flag, o.share, size, dims[o.table] // o.pieces * j)
-                probe[f, j - 1, i] = probes.setdefault(wider, len(probes))
-        coarse = len(families) * o.pieces > MOST_WAYS
-        rows += [(o.table, o.flag, f, least, most) for least, most in _spreads(o.pieces, coarse=coarse)]
-    table, flag, family, least, most = np.array(rows, dtype=np.int64).T
-    return Ways(
-        table,
-        flag,
-        family,
-        least,
-        most,
-        copies=np.array([o.parts * o.copies for o in families], dtype=np.int64),
-        pieces=np.array([o.pieces for o in families], dtype=np.int64),
-        probe=probe,
-        share=np.array([o.share for o in families]),
-    )
-
-
-def _spreads(pieces: int, *, coarse: bool) -> list[tuple[int, int]]:
-    """On how many ranks pieces may lie: each number, or ranges of them."""
-    if not coarse:
-        return [(n, n) for n in range(1, pieces + 1)]
-    ends = [1]
-    while ends[-1] < pieces:
-        ends.append(min(2 * ends[-1], pieces))
-    return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
 
 def _ways(t: int, table: EmbeddingTable, dim: int, ranks: int, local: int) -> list[Option]:
@@ -362,10 +321,3 @@ def _piece_counts(dim: int, most: int) -> list[int]:
         counts.append(pieces)
         pieces *= 2
     return counts
-
-
-def _row_sizes(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Rows of a part and how many parts have as many; the larger ones first, as plans count them."""
-    larger = rows % parts
-    sizes = [(rows // parts + 1, larger)] if larger else []
-    return [*sizes, (rows // parts, parts - larger)]

@@ -6,6 +6,7 @@ Letters: n plans.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +30,7 @@ from dse.placement.design.problem import (
 from dse.placement.design.shard_costs import shard_costs
 from dse.placement.solver.problem import Array, Assignment, loads_of
 from perfcore.design.design import Design
-from perfcore.design.sharding import ShardingPlan
+from perfcore.design.sharding import ShardingPlan, ShardingType
 from perfcore.predictor import Predictor, feed_us
 
 PROVEN = 1e-4  # a plan within this share of the bound is the best there is, but for what is not worth knowing
@@ -38,6 +39,9 @@ _LEAST_SEARCH_S = 0.05
 _ROUNDS = 12  # searches of one class
 _IDLE = 3  # rounds without a better plan, after which no more is looked for
 _WHOLE_SHARE = 0.1  # of the time left, for one class's bound with whole ways
+_PACK_SHARE = 0.3  # of all time is left for bounds with ranks told apart
+_PACK_SHARES = (0.25, 0.5, 1.0)  # of the time left, for a class's bound with ranks told apart, at each try
+_LEAST_WHOLE_S = 1.0
 _HEAVIEST = 20  # doublings
 _MOST_PRICED = 3e6  # plans times ranks times tables: of single changes that are priced whole
 _PRICED_AT_ONCE = 2e5  # likewise between two looks at the clock
@@ -58,6 +62,7 @@ class PlanSearch:
     offered: Offer | None = None
     plan: ShardingPlan | None = None
     upper_us: float = np.inf
+    packing_s: float = 0.0
     found: dict[int, Assignment] = field(default_factory=dict)
     _known: dict[ShardingPlan, float] = field(default_factory=dict)
     _changes: tuple[ShardingPlan, list[Change]] | None = None
@@ -93,7 +98,7 @@ class PlanSearch:
         problem = DesignProblem(self.options.options, most, capacity, Conditions.of(self.design))
         if self.limits is None:
             return problem
-        limited = self.limits(problem)
+        limited = _without_copies(self.limits(problem))
         left = set(limited.options)
         self.options = self.options.restricted(np.array([o in left for o in self.options.options]))
         return limited
@@ -118,12 +123,14 @@ class PlanSearch:
     def run(self) -> None:
         """Bound, search, improve, until the gap is closed or the time is up."""
         self._refine()
-        idle = 0
+        idle, self.packing_s = 0, _PACK_SHARE * self.left_s
         for rounds in range(1, _ROUNDS + 1):
+            if self.left_s < self.packing_s:
+                break
             before = self.upper_us
             for number in self._open_classes(promising=rounds == 1):
                 if self.left_s > 0 or self.plan is None:
-                    self._search(number, rounds)
+                    self._search_anew(number, rounds)
             if self.plan is None or self.closed or self.left_s <= 0:
                 break
             self._close_in(rounds)
@@ -131,10 +138,11 @@ class PlanSearch:
             if idle == _IDLE:
                 break
         better = False
-        while self.plan is not None and self.left_s > 0 and self._improve():
+        while self.plan is not None and self.left_s > self.packing_s and self._improve():
             better = True
         if better:
             self._close_in(1)
+        self._pack()
 
     @property
     def closed(self) -> bool:
@@ -151,8 +159,24 @@ class PlanSearch:
                 self.bounds[number].close_in(
                     self.upper_us,
                     seconds_left=lambda: self.left_s,
-                    whole_s=_WHOLE_SHARE * self.left_s * rounds,
+                    whole_s=max(_WHOLE_SHARE * self.left_s * rounds, _LEAST_WHOLE_S),
                 )
+
+    def _pack(self) -> None:
+        """Bound the class with the least bound with ranks told apart, again and longer, as long as it may help."""
+        tries: Counter[int] = Counter()
+        while self.plan is not None and not self.closed and self.left_s > 0:
+            number = self._least()
+            share = _PACK_SHARES[min(tries[number], len(_PACK_SHARES) - 1)]
+            tries[number] += 1
+            if (
+                not self.bounds[number].pack(self.upper_us, time_limit_s=share * self.left_s)
+                and self._least() == number
+            ):
+                return
+
+    def _least(self) -> int:
+        return min(range(len(self.bounds)), key=lambda i: self.bounds[i].lower_us)
 
     def _open_classes(self, *, promising: bool = False) -> list[int]:
         """Classes whose bound leaves room for a better plan, the one with most room first; or those with much."""
@@ -162,6 +186,13 @@ class PlanSearch:
             least = self.bounds[order[0]].lower_us
             most = min(most, least * _PROMISING)
         return [i for i in order if self.bounds[i].lower_us < most]
+
+    def _search_anew(self, number: int, rounds: int) -> None:
+        """Search a class; the first plan found rules classes out before they are searched."""
+        first = self.plan is None
+        self._search(number, rounds)
+        if first and self.plan is not None:
+            self._close_in(rounds)
 
     def _search(self, number: int, rounds: int) -> None:
         """One search of a class: at the linear program's solution, later at the plan that the last one found."""
@@ -259,7 +290,7 @@ class PlanSearch:
     def _price(self, changes: Sequence[Change]) -> None:
         step = max(1, int(_PRICED_AT_ONCE / self._size))
         for first in range(0, min(len(changes), int(_MOST_PRICED / self._size)), step):
-            if self.left_s <= 0:
+            if self.left_s <= self.packing_s:
                 break
             self.offer([c.plan for c in changes[first : first + step]])
 
@@ -284,3 +315,15 @@ class PlanSearch:
             self.surrogate(bound, assignment),
         )
         return single_changes(plan, float(self.priced([plan])[0]), bound.options, assignment, surrogate)
+
+
+def _without_copies(problem: DesignProblem) -> DesignProblem:
+    """Without column pieces that stay on one machine, where the same pieces may lie anywhere."""
+    free = {
+        (o.table, o.pieces, o.kernel_label) for o in problem.options if o.type is ShardingType.COLUMN_WISE
+    }
+    kept = [
+        o.type is not ShardingType.TABLE_COLUMN_WISE or (o.table, o.pieces, o.kernel_label) not in free
+        for o in problem.options
+    ]
+    return problem.keep(np.array(kept))

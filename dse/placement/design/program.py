@@ -75,13 +75,20 @@ class MasterProgram:
         self._ways = 1 + np.arange(len(bound.options.ways.table))
         self._high = [0.0, *np.ones(len(self._ways)).tolist()]
         self._measures: dict[Key, int] = {}
+        # Of each measure: its column, its scale, the columns of what all ranks see.
+        self._parts: dict[Key, tuple[int, float, list[int]]] = {}
         self._transfers: dict[int, int] = {}
 
-    def solve(self, *, whole_s: float = 0.0) -> Solved:
-        """The least T with shares, whole ones if there is time; infinite where no plan satisfies memory and kinds."""
+    def solve(self, *, whole_s: float = 0.0, below_us: float = np.inf) -> Solved:
+        """The least T with shares, whole ones if there is time; infinite where no plan satisfies memory and kinds.
+
+        Whole shares that take `below_us` or more are of no interest.
+        """
         self._build()
         program = self._program(0, 1.0, whole=whole_s > 0)
-        return solve_whole(program, time_limit_s=whole_s) if whole_s > 0 else solve_relaxed(program)
+        if whole_s > 0:
+            return solve_whole(program, time_limit_s=whole_s, below=below_us)
+        return solve_relaxed(program)
 
     def bytes_within(self, v: int, upper_us: float) -> tuple[float, float]:
         """The least and the most bytes of a collective in a plan that takes at most so long."""
@@ -101,12 +108,15 @@ class MasterProgram:
         self._alike()
         self._memory_and_kinds()
 
-    def _program(self, column: int, sign: float, *, whole: bool = False) -> LinearProgram:
-        """Minimise one column, or maximise it where the sign is negative."""
+    def _program(
+        self, column: int, sign: float, *, whole: bool = False, also: Sequence[int] = ()
+    ) -> LinearProgram:
+        """Minimise one column, or maximise it where the sign is negative; shares whole, and `also` other columns."""
         high = np.array(self._high)
         objective, wholes = np.zeros(len(high)), np.zeros(len(high), dtype=bool)
         objective[column] = sign
         wholes[self._ways] = whole
+        wholes[list(also)] = True
         return self._rows.program(objective=objective, low=np.zeros(len(high)), high=high, whole=wholes)
 
     def _cut(self, cut: Cut) -> None:
@@ -131,6 +141,7 @@ class MasterProgram:
         column = self._measures[key] = self._column(self._bound.most(terms) / scale)
         shared = self._shared(terms.everywhere, scale)
         extra = [] if shared is None else [shared]
+        self._parts[key] = column, scale, extra
         columns, base = [column, *extra, *self._ways], terms.base / scale
 
         def row(pace: float, each: Array) -> None:
@@ -141,10 +152,11 @@ class MasterProgram:
             row(terms.slowest, terms.on_all)
         large = self._large(terms)
         if len(large):
-            head = [1.0, *([-terms.fastest] * len(extra))]
-            self._largest(
-                large, [column, *extra], head, terms.fastest * terms.largest / scale, terms.fastest * base
-            )
+            on_all = self._shared(terms.on_all, scale)
+            seen = extra if on_all is None else [*extra, on_all]
+            head = [1.0, *([-terms.fastest] * len(seen))]
+            more = terms.fastest * (terms.largest - terms.on_all) / scale
+            self._largest(large, [column, *seen], head, more, terms.fastest * base)
         return column
 
     def _large(self, terms: Terms) -> Ints:
@@ -157,7 +169,7 @@ class MasterProgram:
     def _largest(
         self, groups: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
     ) -> None:
-        """One row for each of these groups: its shards are on some rank."""
+        """One row for each of these groups: its shards are on some rank, beside what is on all ranks."""
         of_way = self._bound.conditions.group[self._bound.options.ways.table]
         mine = np.flatnonzero(np.isin(of_way, groups))
         rows = np.arange(len(groups))
@@ -170,7 +182,7 @@ class MasterProgram:
         )
 
     def _shared(self, everywhere: Array, scale: float) -> int | None:
-        """The column of what all ranks see, `None` for nothing."""
+        """The column of what all ranks see, or have; `None` for nothing."""
         if not everywhere.any():
             return None
         most = float(np.maximum.reduceat(everywhere, self._bound.starts).sum()) / scale

@@ -8,13 +8,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from dse.placement.solver.problem import Array, Ints, Mask
+from perfcore.design.design import Design
 
+if TYPE_CHECKING:
+    from dse.placement.design.options import Option
+
+MOST_WAYS = 4000  # of all tables, beyond which numbers of ranks are gathered in ranges
 Sums: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A shard on a rank by itself."""
+
+    table: int
+    flag: int
+    share: float
+    rows: int
+    dim: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,23 +69,23 @@ class Ways:
             self, **{name: getattr(self, name)[rows] for name in ("table", "flag", "family", "least", "most")}
         )
 
+    def shards(self, of_probe: Array) -> Array:
+        """`(m, f)`: the least that a shard of so many pieces adds to its rank, from `(p,)` costs of probes alone."""
+        costs = np.minimum(of_probe[self.probe[:, :, 0]], of_probe[self.probe[:, :, 1]]).T
+        return np.where(np.arange(len(costs))[:, None] < self.pieces, costs, np.inf)
+
     def largest(self, of_probe: Array) -> Array:
         """`(w,)`: some rank has a shard of at least this cost: one of at least a `most`-th of the pieces."""
-        costs = self._shards(of_probe)
+        costs = self.shards(of_probe)
         at_least = np.minimum.accumulate(costs[::-1], axis=0)[::-1]
         pieces = self.pieces[self.family]
         return np.asarray(at_least[-(-pieces // self.most) - 1, self.family])
 
     def total(self, of_probe: Array, *, once: bool = False) -> Array:
         """`(w,)`: all shards together cost at least this; `once` counts copies as one."""
-        sums = _least_sums(self._shards(of_probe), self.pieces)
+        sums = _least_sums(self.shards(of_probe), self.pieces)
         found = sums[self.least - 1, self.family]
         return np.asarray(found if once else found * self.copies[self.family])
-
-    def _shards(self, of_probe: Array) -> Array:
-        """`(m, f)`: the least that a shard of so many pieces adds to its rank, from `(p,)` costs of probes alone."""
-        costs = np.minimum(of_probe[self.probe[:, :, 0]], of_probe[self.probe[:, :, 1]]).T
-        return np.where(np.arange(len(costs))[:, None] < self.pieces, costs, np.inf)
 
 
 def _least_sums(costs: Array, pieces: Ints) -> Array:
@@ -116,3 +132,54 @@ class SharedSums:
             once = ways.total(costs, once=True)
             self._known[key] = once * ways.copies[ways.family], ways.largest(costs), once
         return self._known[key]
+
+
+def ways_of(design: Design, options: list[Option], probes: dict[Probe, int]) -> Ways:
+    """What is left of a design's options when ranks are forgotten; `probes` gets the shards of joined pieces."""
+    tables, dims = design.model.tables, design.model.table_dims
+    finest: dict[tuple[int, int, float], Option] = {}
+    for o in options:
+        key = o.table, o.flag, -o.share  # device memory first
+        known = finest.get(key)
+        finest[key] = o if known is None or o.pieces > known.pieces else known
+    families = [finest[key] for key in sorted(finest)]
+    widest = max(o.pieces for o in families)
+    probe = np.zeros((len(families), widest, 2), dtype=np.int64)
+    rows: list[tuple[int, int, int, int, int]] = []
+    for f, o in enumerate(families):
+        sizes = row_sizes(tables[o.table].num_embeddings, o.parts)
+        for i, (size, _) in enumerate((sizes[0], sizes[-1])):
+            for j in range(1, o.pieces + 1):
+                wider = Probe(o.table, o.flag, o.share, size, dims[o.table] // o.pieces * j)
+                probe[f, j - 1, i] = probes.setdefault(wider, len(probes))
+        coarse = len(families) * o.pieces > MOST_WAYS
+        rows += [(o.table, o.flag, f, least, most) for least, most in _spreads(o.pieces, coarse=coarse)]
+    table, flag, family, least, most = np.array(rows, dtype=np.int64).T
+    return Ways(
+        table,
+        flag,
+        family,
+        least,
+        most,
+        copies=np.array([o.parts * o.copies for o in families], dtype=np.int64),
+        pieces=np.array([o.pieces for o in families], dtype=np.int64),
+        probe=probe,
+        share=np.array([o.share for o in families]),
+    )
+
+
+def _spreads(pieces: int, *, coarse: bool) -> list[tuple[int, int]]:
+    """On how many ranks pieces may lie: each number, or ranges of them."""
+    if not coarse:
+        return [(n, n) for n in range(1, pieces + 1)]
+    ends = [1]
+    while ends[-1] < pieces:
+        ends.append(min(2 * ends[-1], pieces))
+    return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
+
+
+def row_sizes(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Rows of a part and how many parts have as many; the larger ones first, as plans count them."""
+    larger = rows % parts
+    sizes = [(rows // parts + 1, larger)] if larger else []
+    return [*sizes, (rows // parts, parts - larger)]

@@ -89,7 +89,7 @@ def test_alternatives_are_priced_and_sorted(p: Predictor) -> None:
 
 
 def test_the_same_seed_gives_the_same_plan(p: Predictor) -> None:
-    design = random_design(np.random.default_rng(6), ranks=4, tables=5)
+    design = random_design(np.random.default_rng(6), ranks=4, tables=4)
     plans = {plan_design(design, predictor=p, seed=3, time_limit_s=60.0).plan for _ in range(2)}
     assert len(plans) == 1
 
