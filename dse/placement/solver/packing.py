@@ -129,10 +129,13 @@ def packed_bound(
     usable = options_of(problem).usable
     if np.isfinite(below) and relaxed.by_option is not None:
         usable = usable & (relaxed.by_option <= below * (1.0 + _ROUNDING))
-    classes = _classes_of(problem, usable)
     single = min(problem.num_ranks, single_places)
     rest = problem.num_ranks - single
     places = np.array([1.0] * single + ([float(rest)] if rest else []))
+    fewest = int((usable & (problem.where != Where.ALL)).sum())
+    if fewest * len(places) > MOST_COLUMNS:
+        return None
+    classes = _classes_of(problem, usable)
     if len(classes.option) * len(places) > MOST_COLUMNS:
         return None
     tree = _Tree(problem, classes, places, usable, below=below)
