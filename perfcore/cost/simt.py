@@ -102,13 +102,14 @@ def simt_seconds(
 def median_tiles(each: Sequence[SimtTiles]) -> SimtTiles | None:
     """Of several devices: the median efficiency of each tile over those that have it; `None` of none.
 
-    A tile that serves batches on any of them does.
+    Which tiles serve batches is a library's own choice: of another library, any that is not sliced may.
     """
     if not each:
         return None
     shares = zip(*(t.efficiency for t in each), strict=True)
+    efficiency = [round(float(np.median([s for s in of_tile if s > 0] or [0.0])), 3) for of_tile in shares]
     return SimtTiles(
-        tuple(round(float(np.median([s for s in of_tile if s > 0] or [0.0])), 3) for of_tile in shares),
-        tuple(any(marks) for marks in zip(*(t.batched for t in each), strict=True)),
+        tuple(efficiency),
+        tuple(e > 0 and t[2] == 1 for e, t in zip(efficiency, SIMT_TILES, strict=True)),
         round(float(np.median([t.memory_efficiency for t in each])), 3),
     )

@@ -182,9 +182,9 @@ def least_relative_deviations(parts: Array, us: Array) -> Array:
     """Coefficients with the least sum of |parts · x / us - 1|, by least squares with ever new weights."""
     scaled = parts / us[:, None]
     weight: Array = np.ones(len(us))
-    found = np.zeros(parts.shape[1])
+    found: Array = np.zeros(parts.shape[1])
     for _ in range(REWEIGHTINGS):
         root = np.sqrt(weight)
-        found = np.linalg.lstsq(scaled * root[:, None], root, rcond=None)[0]
+        found = np.asarray(np.linalg.lstsq(scaled * root[:, None], root, rcond=None)[0], dtype=np.float64)
         weight = 1.0 / np.maximum(np.abs(scaled @ found - 1.0), LEAST_RESIDUAL)
-    return np.asarray(found, dtype=np.float64)
+    return found

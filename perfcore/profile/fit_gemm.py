@@ -214,9 +214,12 @@ def _points(samples: Samples, params: GemmParams, model: FittedTrees) -> Array:
 
 
 def fit_pooled(
-    sets: list[Samples], *, floor_us: float, trees: Trees
-) -> tuple[GemmParams, FittedTrees, dict[str, Errors]]:
-    """One correction for all devices by their numbers; errors of each device when its generation is left out."""
+    sets: list[Samples], *, floor_us: float, trees: Trees | None
+) -> tuple[GemmParams, FittedTrees | None, dict[str, Errors]]:
+    """One roofline and correction for all devices by their numbers; errors of each when its generation is left out.
+
+    Without settings of trees there is no correction.
+    """
     thin = [_thinned(s) for s in sets]
     left_out, logs = {}, []
     for generation in sorted({s.device.compute_capability for s in thin}):
@@ -243,9 +246,10 @@ def coverage_pct(predicted: Array, measured: Array, spread: float) -> float:
     return 100.0 * float(np.mean(np.abs(np.log(predicted / measured)) <= spread))
 
 
-def predict_us(samples: Samples, params: GemmParams, model: FittedTrees) -> Array:
-    """`(s,)`: what the corrected roofline says of the samples' shapes."""
-    priced = GemmModel(samples.device, {samples.dtype: params}, {samples.dtype: model})
+def predict_us(samples: Samples, params: GemmParams, model: FittedTrees | None) -> Array:
+    """`(s,)`: what the (corrected) roofline says of the samples' shapes."""
+    corrections = {} if model is None else {samples.dtype: model}
+    priced = GemmModel(samples.device, {samples.dtype: params}, corrections)
     return priced.price_us(samples.shapes, samples.dtype)
 
 
@@ -284,10 +288,12 @@ def _widths(sets: list[Samples]) -> tuple[float, ...]:
     return tuple(float(v) for v in np.unique(values))
 
 
-def _fit_union(sets: list[Samples], params: GemmParams, trees: Trees) -> tuple[GemmParams, FittedTrees]:
-    # Each device by its own tiles: what they explain of it would mislead about another.
-    own = [_inputs(s, replace(params, tiles=s.tiles)) for s in sets]
-    parts = [(without_tiles(x), y) for x, y in own]
+def _fit_union(
+    sets: list[Samples], params: GemmParams, trees: Trees | None
+) -> tuple[GemmParams, FittedTrees | None]:
+    if trees is None:
+        return params, None
+    parts = [(without_tiles(x), y) for x, y in (_inputs(s, params) for s in sets)]
     weight = np.concatenate([s.device_share**2 for s in sets])
     inputs, target = (np.concatenate(p) for p in zip(*parts, strict=True))
     return params, grow(inputs, target, weight=weight, settings=trees).trees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from perfcore.cost.gemm import GemmParams
@@ -34,6 +34,7 @@ class Recipe:
         name: of the profile and, except for the pooled one, of the device.
         gemm: format to the board whose fit is taken; formats not named take the pooled fit.
         gemm_folder: format to the profile whose file holds that fit, where not this one.
+        kin: format to a board of the same generation whose roofline is taken, without its correction.
         owns: boards that count as this device (its fits are `measured`).
         vector: board whose pointwise rates are taken; `None` takes the median of all.
         curves: key of the collectives; `None` prices by links.
@@ -44,6 +45,7 @@ class Recipe:
     name: str
     gemm: Mapping[DType, str] = field(default_factory=dict)
     gemm_folder: Mapping[DType, str] = field(default_factory=dict)
+    kin: Mapping[DType, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
     vector: str | None = None
     curves: str | None = None
@@ -69,7 +71,7 @@ RECIPES = (
         owns=("p100-pcie-16gb",),
         vector="p100-pcie-16gb",
     ),
-    Recipe("titan-xp"),
+    Recipe("titan-xp", kin={DType.FP32: "p100-pcie-16gb"}),
     Recipe("t4", gemm={DType.FP32: "t4"}, owns=("t4",), vector="t4"),
     Recipe(
         A100,
@@ -161,8 +163,12 @@ def _gemm_entry(recipe: Recipe, fits: Fits, dtype: DType) -> tuple[dict[str, Any
             known_error(f"{kernel} ({n} left out)", e, "its generation left out of the fit", source)
             for n, e in pool.left_out.items()
         ]
-        source = f"{source}; pooled over {', '.join(pool.left_out)}"
-        entry = _entry(pool.params, "extrapolated", folder + pool.file, source, pool.samples)
+        of = recipe.kin.get(dtype)
+        params, text = (pool.params, f"pooled over {', '.join(pool.left_out)}")
+        if of is not None:
+            params, text = replace(fits.gemm[dtype, of].params, correction_from_us=0.0), f"roofline of {of}"
+        file = None if pool.file is None or of is not None else folder + pool.file
+        entry = _entry(params, "extrapolated", file, f"{source}; {text}", pool.samples)
         return entry | {"log_error_90": pool.params.log_error_90}, known
     fit = fits.gemm[dtype, board]
     basis = "measured" if board in recipe.owns else "extrapolated"
@@ -202,7 +208,9 @@ def _add_batched(entry: dict[str, Any], fits: Fits, board: str | None) -> list[d
     return [known_error(kernel, e, BATCHED_SPLIT, source) for kernel, e in shown.items()]
 
 
-def _entry(params: GemmParams, basis: str, correction: str, source: str, samples: int) -> dict[str, Any]:
+def _entry(
+    params: GemmParams, basis: str, correction: str | None, source: str, samples: int
+) -> dict[str, Any]:
     apart = ("basis", "tiles", "vector_floor_us", "vector_efficiency", "pace", "widths")
     values = {k: v for k, v in asdict(params).items() if k not in apart and not k.startswith("log_error")}
     values |= {"low": list(params.low), "high": list(params.high)}
@@ -214,10 +222,11 @@ def _entry(params: GemmParams, basis: str, correction: str, source: str, samples
         }
     if params.pace is not None:
         values |= {"pace": asdict(params.pace), "widths": list(params.widths)}
+    corrected = {} if correction is None else {"correction": correction}
     return {
-        "model": "roofline_residual",
+        "model": "roofline_residual" if corrected else "roofline",
         "parameters": values,
-        "correction": correction,
+        **corrected,
         "basis": basis,
         "source": source,
         "date": DATE,

@@ -252,7 +252,7 @@ def few_layers() -> Samples:
 def few_trees(monkeypatch):
     monkeypatch.setattr(fit_layers, "layer_samples", lambda _: (few_layers(), few_layers()))
     monkeypatch.setattr(fit_layers, "left_out_samples", lambda _: few_layers())
-    for name in ("BF16_TREES", "FP32_TREES", "BF16_POOLED_TREES", "FP32_POOLED_TREES"):
+    for name in ("BF16_TREES", "FP32_TREES", "BF16_POOLED_TREES"):
         monkeypatch.setattr(fit, name, Trees(iterations=8, depth=3))
 
 
