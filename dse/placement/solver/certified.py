@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PROVEN = 1e-5
 # Shares of the time limit: for the first search of a large or a small problem, for the bound with ranks for large tables,
 # and for that with whole numbers.
-_SEARCH, _SMALL_SEARCH, _PACK, _BOUND = 0.3, 0.15, 0.25, 0.1
+_SEARCH, _SMALL_SEARCH, _PACK, _BOUND = 0.2, 0.15, 0.35, 0.05
 # Counted columns of a problem that branch and bound may solve to the end: these, and so many more for each second.
 _SMALL, _SMALL_PER_S = 400, 100
 # Of the gap, what branch and bound looks through first.
