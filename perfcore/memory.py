@@ -156,11 +156,10 @@ class MemoryOfGrid:
     """`memory_terms` of one grid's structures, worked out once for all that memory cannot tell apart."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._known: dict[Structure, tuple[Dims, dict[str, Term]]] = {}
 
     def __call__(self, dims: Dims, structure: Structure) -> dict[str, Term]:
-        """The terms; the same object for structures that memory cannot tell apart."""
+        """The same object for structures that memory cannot tell apart."""
         seen = _as_memory_sees(structure)
         if seen not in self._known or self._known[seen][0] is not dims:
             self._known[seen] = dims, memory_terms(dims, seen)
