@@ -141,7 +141,7 @@ def test_the_plan_found_is_the_best_of_all(what: str) -> None:
         def under(problem: DesignProblem, one: Case = one) -> DesignProblem:
             return replace(problem, conditions=one.conditions)
 
-        found = plan_design(one.design, predictor=p, time_limit_s=4.0, offer=one.offer, limits=under)
+        found = plan_design(one.design, predictor=p, time_limit_s=20.0, offer=one.offer, limits=under)
         plans = plans_of(one, np.random.default_rng(0))
         best = float(times_of(one.design, plans, p).min())
         assert found.lower_bound_us <= best * (1 + ROUNDING)
