@@ -150,7 +150,9 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
         everyone = tuple(range(instance.num_ranks))
         found = Assignment(np.arange(instance.num_tables), (everyone,) * instance.num_tables)
     else:
-        going = Search(problem, seed=seed, fine=len(set(instance.kinds)) > 1)
+        # Where tables may be split, whole ones are among the starts: they are the first of their options.
+        split = len(set(instance.kinds)) > 1
+        going = Search(problem, seed=seed, options=instance.first[:-1] if split else None, fine=split)
         enough = _least_load_us(instance) * (1 + _CLOSE)
         going.run(work=_WORK // instance.num_tables, time_limit_s=np.inf, enough=enough)
         if going.overflow_bytes > 0 and _may_fit(instance):
