@@ -168,7 +168,7 @@ class MemoryOfGrid:
 
 def _as_memory_sees(structure: Structure) -> Structure:
     """The structure with a default for everything that memory does not ask for."""
-    communication = Communication.PIPELINED if _pipelined(structure) else Communication.SERIAL
+    communication = structure.fusion.communication if _batches(structure) > 1 else Communication.SERIAL
     return replace(
         structure,
         loss=Loss.BCE,
@@ -294,12 +294,13 @@ def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
         "activations": (lookups + 2 * np.where(shards.present, batch, 0.0)) * reserve.index_bytes * kept,
     }
     if structure.distributed:
-        reduced = np.where(
-            shards.replicated, weights * each, 0.0
-        )  # a dense gradient, all-reduced as the MLPs'
+        # A dense gradient, all-reduced as the MLPs'.
+        reduced = np.where(shards.replicated, weights * each, 0.0)
         sent = np.where(shards.present & ~shards.replicated, batch, 0.0)
         output, received = sent * shards.dim * each, sent * (shards.pooling + 1) * reserve.index_bytes
-        received = received * (2 if _pipelined(structure) else 1)  # this batch's and the next one's
+        # Lookups of how many batches: the factors of TorchRec's `calculate_pipeline_io_cost`.
+        mode = structure.fusion.communication
+        received = received * (1 + mode.exchanges_ahead + mode.fills_ahead)
         # What a machine has summed is kept for the second stage, a share on each of its ranks.
         output = output + np.where(shards.staged, output / dims.local_world_size[..., None], 0.0)
         kinds["gradients"] = np.where(shards.replicated, reduced, kinds["gradients"])
@@ -307,9 +308,10 @@ def _rank_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     return {kind: value.sum(axis=-1) for kind, value in kinds.items()}
 
 
-def _pipelined(structure: Structure) -> bool:
-    """Whether the next two batches are on the device as well."""
-    return structure.distributed and structure.fusion.communication is Communication.PIPELINED
+def _batches(structure: Structure) -> int:
+    """How many are on the device: what is exchanged ahead has the next two as well, what fills caches one more."""
+    mode = structure.fusion.communication
+    return 1 + 2 * (structure.distributed and mode.exchanges_ahead) + mode.fills_ahead
 
 
 def host_bytes(dims: Dims, structure: Structure) -> Array:
@@ -338,7 +340,7 @@ def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     )
     return {
         "activations": batch * outputs,
-        "input": batch * (dense + bags) * (3 if _pipelined(structure) else 1),
+        "input": batch * (dense + bags) * _batches(structure),
         "framework": np.asarray(framework + peers),
     }
 

@@ -97,12 +97,24 @@ class Communication(StrEnum):
 
     `SERIAL`: every collective is waited for at once. `OVERLAPPED`: waits stand where data is used. `PIPELINED`: so they
     do, and as in TorchRec's `TrainPipelineSparseDist` the batch after the next is copied to the device, and the next
-    one's lookups go to the owners of the tables, while the device works on this one.
+    one's lookups go to the owners of the tables, while the device works on this one. `PREFETCHED`: and as in its
+    `PrefetchTrainPipelineSparseDist` the caches of tables in host memory are filled for the next batch meanwhile.
     """
 
     SERIAL = "serial"
     OVERLAPPED = "overlapped"
     PIPELINED = "pipelined"
+    PREFETCHED = "prefetched"
+
+    @property
+    def exchanges_ahead(self) -> bool:
+        """The next batch's lookups go to their owners beside this batch."""
+        return self in (Communication.PIPELINED, Communication.PREFETCHED)
+
+    @property
+    def fills_ahead(self) -> bool:
+        """Caches are filled for the next batch beside this one."""
+        return self is Communication.PREFETCHED
 
 
 # Sparse gradients of per-table EmbeddingBags have as many rows as the batch has lookups, and optimizers

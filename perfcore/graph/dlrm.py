@@ -8,11 +8,7 @@ from typing import Any
 
 from perfcore.design.design import Design
 from perfcore.design.model import Interaction
-from perfcore.design.training import (
-    Communication,
-    Launches,
-    OptimizerFusion,
-)
+from perfcore.design.training import Communication, Launches, OptimizerFusion
 from perfcore.graph import (
     communication,
     cross,
@@ -49,7 +45,7 @@ class DlrmBuilder:
         """The iteration of one structure: input, forward, loss, backward, optimizers."""
         fusion = structure.fusion
         captured = fusion.launches is Launches.CUDA_GRAPH
-        pipelined = structure.distributed and fusion.communication is Communication.PIPELINED
+        pipelined = structure.distributed and fusion.communication.exchanges_ahead
         inputs = self._region(
             "input",
             loss.input_copies,
@@ -67,6 +63,7 @@ class DlrmBuilder:
         regions = (
             *first,
             *([inputs, *ahead] if captured else [*ahead, inputs]),
+            *self._fill_ahead(structure),
             *self._forward(structure),
             *self._loss(structure),
             *self._backward(structure),
@@ -86,7 +83,8 @@ class DlrmBuilder:
     def _synchronization(self, structure: Structure) -> list[Region]:
         if not structure.synchronize:
             return []
-        return [self._region("synchronize", loss.synchronize, distributed=structure.distributed)]
+        several = structure.distributed or structure.fusion.communication.fills_ahead
+        return [self._region("synchronize", loss.synchronize, several_streams=several)]
 
     def _forward(self, structure: Structure) -> list[Region]:
         fusion, tables = structure.fusion, _table_switches(structure)
@@ -98,6 +96,7 @@ class DlrmBuilder:
             structure.table_optimizer,
             structure.index_dtype,
             distributed=structure.distributed,
+            fills=not fusion.communication.fills_ahead,
         )
         if structure.distributed:
             sparse = [*self._input_exchange(structure), lookup]
@@ -113,7 +112,7 @@ class DlrmBuilder:
     def _input_exchange(self, structure: Structure) -> list[Region]:
         """What is exchanged between a batch's copy and its lookups."""
         mode = structure.fusion.communication
-        if mode is Communication.PIPELINED:
+        if mode.exchanges_ahead:
             return []
         return [self._region("input_exchange", input_exchange.exchange, mode, structure.index_dtype)]
 
@@ -128,9 +127,16 @@ class DlrmBuilder:
 
     def _indices_ahead(self, structure: Structure) -> list[Region]:
         """The next batch's exchange goes on after the forward pass."""
-        if not structure.distributed or structure.fusion.communication is not Communication.PIPELINED:
+        if not structure.distributed or not structure.fusion.communication.exchanges_ahead:
             return []
         return [self._region("indices_ahead", input_exchange.indices_ahead, structure.index_dtype)]
+
+    def _fill_ahead(self, structure: Structure) -> list[Region]:
+        """Caches are filled for the next batch."""
+        if not structure.fusion.communication.fills_ahead:
+            return []
+        switches, distributed = (*_table_switches(structure), structure.index_dtype), structure.distributed
+        return [self._region("fill_ahead", embedding.fill_ahead, *switches, distributed=distributed)]
 
     def _loss(self, structure: Structure) -> list[Region]:
         names = (
@@ -188,6 +194,7 @@ class DlrmBuilder:
             structure.table_optimizer,
             structure.index_dtype,
             distributed=structure.distributed,
+            awaits_fill=structure.fusion.communication.fills_ahead,
         )
 
     def _awaiting(self, region: Region) -> Region:

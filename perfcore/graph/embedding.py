@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfcore.design.training import EmbeddingFusion, IndexType, Optimizer, Precision
@@ -28,6 +30,9 @@ from perfcore.graph.sizes import Sizes, Table
 
 Waits = tuple[tuple[Stream, Stream], ...]
 
+FILL_WHEN_THERE = ((Stream.COPY, Stream.COMPUTE),)
+AWAIT_FILL = ((Stream.COMPUTE, Stream.COPY),)
+
 
 def forward(
     sizes: Sizes,
@@ -37,14 +42,15 @@ def forward(
     index_dtype: IndexType,
     *,
     distributed: bool,
+    fills: bool,
 ) -> tuple[Op, ...]:
-    """Pooled lookups of all tables that a rank holds."""
+    """Pooled lookups of all tables that a rank holds; caches get the batch's rows before if it `fills` them."""
     size, index_bytes = storage_bytes(table_precision), float(index_dtype.bytes)
     if fusion is EmbeddingFusion.PER_TABLE:
         tables = sizes.tables(distributed=distributed)
         return tuple(op for table in tables for op in _bag(table, size, index_bytes))
     groups = batched_groups(sizes, distributed=distributed)
-    return tuple(op for group in groups for op in _batched(group, size, index_bytes, optimizer))
+    return tuple(op for group in groups for op in _batched(group, size, index_bytes, optimizer, fills=fills))
 
 
 def backward(
@@ -55,15 +61,45 @@ def backward(
     index_dtype: IndexType,
     *,
     distributed: bool,
+    awaits_fill: bool,
 ) -> tuple[Op, ...]:
-    """Gradients of all tables, the last first; fused with the update where tables are batched."""
+    """Gradients of all tables, the last first; fused with the update where tables are batched.
+
+    An update of cached rows `awaits_fill` of the next batch's, which moves rows, as FBGEMM's does on its prefetch stream.
+    """
     size, index_bytes = storage_bytes(table_precision), float(index_dtype.bytes)
     if fusion is EmbeddingFusion.PER_TABLE:
         tables = sizes.tables(distributed=distributed)
         return tuple(op for table in reversed(tables) for op in _bag_backward(table, size, index_bytes))
     groups = batched_groups(sizes, distributed=distributed)
+    waits = AWAIT_FILL if awaits_fill else ()
     return tuple(
-        op for group in reversed(groups) for op in _batched_backward(group, size, index_bytes, optimizer)
+        op
+        for group in reversed(groups)
+        for op in _batched_backward(
+            group, size, index_bytes, optimizer, waits=() if group.cached is False else waits
+        )
+    )
+
+
+def fill_ahead(
+    sizes: Sizes,
+    fusion: EmbeddingFusion,
+    table_precision: Precision,
+    index_dtype: IndexType,
+    *,
+    distributed: bool,
+) -> tuple[Op, ...]:
+    """Caches get the next batch's rows, on the copy stream, once that batch is there."""
+    if fusion is EmbeddingFusion.PER_TABLE:
+        return ()
+    size, index_bytes = storage_bytes(table_precision), float(index_dtype.bytes)
+    return tuple(
+        replace(
+            op, waits=FILL_WHEN_THERE, launches=tuple(replace(x, stream=Stream.COPY) for x in op.launches)
+        )
+        for group in batched_groups(sizes, distributed=distributed)
+        for op in prefetch(group, size, index_bytes)
     )
 
 
@@ -167,7 +203,9 @@ def _dense_backward(table: Table, element_bytes: float, index_bytes: float, *, r
     ]
 
 
-def _batched(group: Group, element_bytes: float, index_bytes: float, optimizer: Optimizer) -> list[Op]:
+def _batched(
+    group: Group, element_bytes: float, index_bytes: float, optimizer: Optimizer, *, fills: bool
+) -> list[Op]:
     indices, offsets = (group.lookups,), (_bags(group),)
     name = "dense_embedding_codegen_lookup_function"
     if not group.dense:
@@ -193,7 +231,7 @@ def _batched(group: Group, element_bytes: float, index_bytes: float, optimizer: 
             phase="forward",
             module=MODULE,
         ),
-        *prefetch(group, element_bytes, index_bytes),
+        *(prefetch(group, element_bytes, index_bytes) if fills else ()),
         Op(
             f"fbgemm::{name}",
             (Launch(kernel),),
@@ -211,7 +249,7 @@ def _bags(group: Group) -> Array:
 
 
 def _batched_backward(
-    group: Group, element_bytes: float, index_bytes: float, optimizer: Optimizer
+    group: Group, element_bytes: float, index_bytes: float, optimizer: Optimizer, *, waits: Waits
 ) -> list[Op]:
     """Sort the lookups, find runs of equal rows, then one pass over the rows.
 
@@ -253,6 +291,7 @@ def _batched_backward(
     lookup = Op(
         f"torch::autograd::CppNode<SplitLookupFunction_{name}>",
         tuple(launches),
+        waits=waits,
         present=group.present,
         phase="backward",
         module=MODULE,

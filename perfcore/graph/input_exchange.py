@@ -7,6 +7,12 @@ Bags have fixed lengths, so the sizes of every exchange are known to the host, a
 before the forward pass, the indices after it, and they are waited for at the start of the next iteration. Both streams
 are one here: a batch is put into order after its own copy, which was called an iteration before, and before the next
 copy. A CUDA graph's launch stands after the next copy, so there the compute stream puts the batch into order.
+
+`prefetched` communication fills caches ahead as `PrefetchTrainPipelineSparseDist.progress` does, one batch deeper: the batch
+that is waited for at the start of an iteration is the next one's. Its rows come into the caches on the copy stream from
+then on, beside this batch's compute. The lookups' backward waits for that, as FBGEMM's waits for its prefetch stream,
+for rows have moved; so the next iteration's lookups find theirs. One rank exchanges nothing, and copies a batch one
+iteration early.
 """
 
 from __future__ import annotations

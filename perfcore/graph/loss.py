@@ -88,9 +88,9 @@ def read(sizes: Sizes) -> tuple[Op, ...]:
     return (Op("aten::item", (copy,), (leaf,), phase="forward", module=MODULE),)
 
 
-def synchronize(sizes: Sizes, *, distributed: bool) -> tuple[Op, ...]:
+def synchronize(sizes: Sizes, *, several_streams: bool) -> tuple[Op, ...]:
     """`torch.cuda.synchronize()`: the host waits for every stream."""
-    streams = tuple(Stream) if distributed else (Stream.COMPUTE,)
+    streams = tuple(Stream) if several_streams else (Stream.COMPUTE,)
     return (Op("cudaDeviceSynchronize", blocks_on=streams, phase="optimizer", module="synchronize"),)
 
 

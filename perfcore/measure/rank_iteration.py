@@ -97,7 +97,7 @@ def measure_rank(
 
 def _rank_notes(design: Design, world: World) -> list[str]:
     notes = [f"{world.size} processes that share this machine's cores"] if not world.overlaps else []
-    if design.fusion.communication is Communication.PIPELINED:
+    if design.fusion.communication.exchanges_ahead:
         notes.append(
             "every batch exchanged in its own iteration: the pipeline over batches is predicted only"
         )

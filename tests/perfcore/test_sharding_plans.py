@@ -43,6 +43,7 @@ from perfcore.graph.kernels import (
     EmbeddingForward,
     resolve,
 )
+from perfcore.graph.ops import Stream
 from perfcore.graph.sizes import Sizes
 from perfcore.memory import memory_of, memory_terms
 from perfcore.predictor import Predictor
@@ -177,6 +178,8 @@ FUSIONS = (
     Fusion(launches=Launches.CUDA_GRAPH),
     Fusion(communication=Communication.PIPELINED),
     Fusion(launches=Launches.CUDA_GRAPH, communication=Communication.PIPELINED),
+    Fusion(communication=Communication.PREFETCHED),
+    Fusion(launches=Launches.CUDA_GRAPH, communication=Communication.PREFETCHED),
 )
 
 
@@ -279,9 +282,10 @@ def test_a_pipelined_input_exchange_hides(predictor: Predictor) -> None:
         d = replace(d, model=replace(d.model, tables=tables), training=Training(65536))
         times.append(predictor.predict(d).iteration_time_us)
         memories.append(memory_of(d))
-    serial, overlapped, pipelined = times
-    assert pipelined < 0.9 * overlapped < serial
+    serial, overlapped, pipelined, prefetched = times
+    assert prefetched == pipelined < 0.9 * overlapped < serial
     np.testing.assert_allclose(memories[2].input, 3 * memories[1].input)
+    assert (memories[3].total >= memories[2].total).all()
     received = memories[2].communication - memories[1].communication
     np.testing.assert_allclose(
         received, 65536 * 8.0 * sum(t.pooling_factor / 4 + 1 for t in tables), rtol=1e-3
@@ -313,6 +317,55 @@ def test_a_larger_cache_is_faster_and_larger(predictor: Predictor) -> None:
         us.append(sum(float(price.sum()) for price in predictor.cost.predict_us(kernels)))
     assert us == sorted(us, reverse=True)
     assert us[-1] < us[0] * 0.6
+
+
+@pytest.mark.parametrize("launches", Launches)
+@pytest.mark.parametrize("world", [1, WORLD])
+@pytest.mark.parametrize("synchronize", [False, True])
+def test_a_cache_filled_ahead_hides(
+    launches: Launches, world: int, *, synchronize: bool, predictor: Predictor
+) -> None:
+    """Beside the compute, on one rank and on several; without a cache it is the pipeline over batches in time."""
+    tables = tuple(replace(t, pooling_factor=20.0, num_embeddings=2_000_000) for t in TABLES)
+    whole = (ShardingType.TABLE_WISE, (0,))
+    for kernel, ratio in ((CACHED, 0.05), (ComputeKernel.FUSED_UVM, None), (ComputeKernel.FUSED, None)):
+        us, filled, memories = [], [], []
+        for mode in (Communication.PIPELINED, Communication.PREFETCHED):
+            fusion = Fusion(launches=launches, communication=mode)
+            d = design([whole, whole, (*whole, kernel, ratio)], fusion, world=world)
+            training = Training(32768, synchronize=synchronize)
+            model = replace(d.model, tables=tables, bottom_hidden=(1024,), top_hidden=(2048, 1024))
+            d = replace(d, model=model, training=training)
+            us.append(predictor.iteration_time_us(d))
+            assert us[-1] == pytest.approx(oracle_us(predictor, d), rel=1e-9)
+            memories.append(float(memory_of(d).total.max()))
+            ops = [op for op in graph_of(d).ops() if op.name == "fbgemm::lru_cache_populate"]
+            filled.append([x for op in ops for x in op.launches])
+        assert memories[1] >= memories[0]
+        if kernel is not CACHED:
+            assert us[0] == us[1]
+            continue
+        assert {x.stream for x in filled[0]} == {Stream.COMPUTE}
+        assert {x.stream for x in filled[1]} == {Stream.COPY}
+        load_us = float(predictor.cost.predict_us([filled[0][-1].kernel])[0].max())
+        assert us[0] - us[1] > 0.5 * load_us > 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    placed=placements(),
+    launches=st.sampled_from(Launches),
+    pinned=st.booleans(),
+    batch=st.sampled_from([256, 4096, 65536]),
+)
+def test_filled_ahead_is_never_slower(
+    placed: tuple[tuple[Any, ...], ...], launches: Launches, *, pinned: bool, batch: int, predictor: Predictor
+) -> None:
+    def us(mode: Communication) -> float:
+        d = design(placed, Fusion(launches=launches, communication=mode), pinned_input=pinned)
+        return predictor.iteration_time_us(replace(d, training=replace(d.training, global_batch=batch)))
+
+    assert us(Communication.PREFETCHED) <= us(Communication.PIPELINED) * 1.005
 
 
 def test_hosted_tables_rest_on_data_sheets(predictor: Predictor) -> None:

@@ -42,6 +42,7 @@ PLACED = (
     "input_received",
     "lengths_ahead",
     "indices_ahead",
+    "fill_ahead",
     "embedding",
     "forward_exchange",
     "forward_wait",

@@ -71,7 +71,7 @@ def test_exchanges_equal_a_count_by_hand(
     fusion = replace(BATCHED if batched else EAGER, communication=mode)
     design = small(fusion, world_size=WORLD, kinds=kinds, global_batch=batch)
     size = traffic(design)
-    ahead = mode is Communication.PIPELINED
+    ahead = mode.exchanges_ahead
     lengths, indices = ("all_to_all", size["lengths"]), ("all_to_all", size["indices"])
     expected = [lengths] if ahead else [lengths, indices]
     expected += [("all_to_all", size["pooled"]), ("reduce_scatter", size["partial"])]

@@ -59,7 +59,7 @@ def anywhere(instance: Instance, seed: int) -> Assignment:
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from(["rowwise_adagrad", "adagrad"]),
-    st.sampled_from(["overlapped", "pipelined"]),
+    st.sampled_from(["overlapped", "pipelined", "prefetched"]),
 )
 def test_a_plan_that_fits_by_the_instance_fits(seed: int, optimizer: str, communication: str) -> None:
     design, instance = case(optimizer, communication)

@@ -17,7 +17,7 @@ from dse.placement.design.problem import DesignProblem
 from dse.placement.design.shard_costs import shard_costs
 from perfcore.design.design import Design
 from perfcore.design.sharding import ON_HOST, ComputeKernel, ShardingPlan, ShardingType
-from perfcore.design.training import EmbeddingFusion
+from perfcore.design.training import Communication, EmbeddingFusion
 from perfcore.memory import memory_of
 from perfcore.predictor import Predictor
 
@@ -47,8 +47,10 @@ def case(what: str, seed: int, *, ranks: int, gpus: int) -> Case:
     rng = np.random.default_rng(seed)
     design, offer = random_design(rng, ranks=ranks, tables=2, gpus=gpus), Offer()
     match what:
-        case "caches":
+        case "caches" | "prefetched":
             batched = replace(design.fusion, embedding=EmbeddingFusion.TABLE_BATCHED)
+            if what == "prefetched":
+                batched = replace(batched, communication=Communication.PREFETCHED)
             design = replace(design, fusion=batched)
             offer = Offer(cache_ratios=(0.0, 0.1) if seed % 2 else (0.3,))
         case "dense":
@@ -85,7 +87,7 @@ def best_by_class(one: Case, p: Predictor) -> dict[tuple[int, ...], float]:
     return best
 
 
-@pytest.mark.parametrize("what", ["caches", "dense", "one machine", "slower", "together"])
+@pytest.mark.parametrize("what", ["caches", "prefetched", "dense", "one machine", "slower", "together"])
 @pytest.mark.parametrize(("count", "ranks", "gpus"), [(5, 2, 8), (3, 2, 1), (1, 4, 2), (2, 1, 8)])
 def test_no_plan_of_a_class_is_below_its_bound(what: str, count: int, ranks: int, gpus: int) -> None:
     p, compared, close = predictor(gpus), 0, []
@@ -112,7 +114,7 @@ def test_no_plan_of_a_class_is_below_its_bound(what: str, count: int, ranks: int
         assert np.median(close) < 1.1  # and it is no idle bound
 
 
-@pytest.mark.parametrize("what", ["caches", "dense", "slower"])
+@pytest.mark.parametrize("what", ["caches", "prefetched", "dense", "slower"])
 @pytest.mark.parametrize(("gpus", "ranks"), [(8, 4), (2, 4)])
 def test_sums_of_shards_give_the_predicted_time(
     what: str, gpus: int, ranks: int, monkeypatch: pytest.MonkeyPatch
