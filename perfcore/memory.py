@@ -319,8 +319,8 @@ def host_bytes(dims: Dims, structure: Structure) -> Array:
     shards = dims.shards
     weights = shards.rows * shards.dim * shards.host
     state = weights * _STATES[structure.table_optimizer] * _state_on_host(dims, structure)
-    each = _element_bytes(structure.table_precision)
-    return np.asarray((weights * each + state * framework_reserve().state_bytes).sum(axis=-1))
+    stored = weights * _element_bytes(structure.table_precision)
+    return np.asarray((stored + state * framework_reserve().state_bytes).sum(axis=-1))
 
 
 def _state_on_host(dims: Dims, structure: Structure) -> NDArray[np.bool_]:
@@ -334,14 +334,13 @@ def _shared_bytes(dims: Dims, structure: Structure) -> dict[str, Array]:
     bags = (whole_poolings(dims) + 1).sum(axis=-1) * reserve.index_bytes  # indices and offsets
     outputs = whole_dims(dims).sum(axis=-1) * reserve.state_bytes  # fp32, whatever the tables store
     dense = (dims.num_dense_features + 1) * reserve.state_bytes  # features and label
-    framework = reserve.context_bytes + reserve.cublas_workspace_bytes
-    peers = (reserve.nccl_bytes + reserve.nccl_bytes_per_local_peer * (dims.local_world_size - 1)) * (
-        structure.distributed
-    )
+    peers = reserve.nccl_bytes + reserve.nccl_bytes_per_local_peer * (dims.local_world_size - 1)
     return {
         "activations": batch * outputs,
         "input": batch * (dense + bags) * _batches(structure),
-        "framework": np.asarray(framework + peers),
+        "framework": np.asarray(
+            reserve.context_bytes + reserve.cublas_workspace_bytes + peers * structure.distributed
+        ),
     }
 
 
