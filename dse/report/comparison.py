@@ -90,7 +90,7 @@ class Comparison:
     def settings(self, index: int) -> dict[str, object]:
         """What the axes of a design of the joint front are at; those that do not matter there are missing."""
         row = self.front.iloc[index].to_dict()
-        return {str(k): _whole(v) for k, v in row.items() if "." in str(k) and v == v}  # noqa: PLR0124: NaN is not itself
+        return {str(k): _whole(v) for k, v in row.items() if "." in str(k) and v == v}  # NaN is not itself
 
     def shared_settings(self) -> dict[str, object]:
         """Settings in which all designs of the joint front agree."""

@@ -60,6 +60,14 @@ def test_gpu_levers() -> None:
     assert_same(module.answers(stored["rows"]), stored["gains"])
 
 
+def test_which_gpu() -> None:
+    module, stored = load("which_gpu")
+    one = [r for r in stored["rows"] if r["gpus"] == 1 and r["gpu"] in ("a100-sxm4-80gb", "b200-sxm")]
+    assert len(one) >= 4
+    for row in one[:2] + one[-2:]:
+        assert module.hours_again(row) == pytest.approx(row["hours"], rel=0.01), row
+
+
 def test_published_end_to_end() -> None:
     module, stored = load("published_end_to_end")
     rows = module.predict_rows(("fused",))
