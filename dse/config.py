@@ -39,7 +39,7 @@ def load_design(path: Path, *, overrides: Sequence[str] = (), place: Place) -> D
         ConfigError: the file or an override has mistakes: all of them, one a line.
         PerfcoreError: `place` finds no plan.
     """
-    document = load_yaml(path, DesignFile, overrides=_completed(overrides))
+    document = load_yaml(path, DesignFile, overrides=_completed(overrides, path))
     return design_of_document(document, folder=path.parent, place=place)
 
 
@@ -113,10 +113,10 @@ class _Dumper(yaml.SafeDumper):
 add_plain_scalars(_Dumper)  # so that it quotes what the loader would read as a number
 
 
-def _completed(overrides: Sequence[str]) -> list[str]:
+def _completed(overrides: Sequence[str], file: Path) -> list[str]:
     """As `completed_overrides`; and a new policy replaces the file's plan, unless that is set as well."""
     replaces = sets(overrides, "sharding.policy") and not sets(overrides, "sharding.plan")
-    return [*(["sharding.plan=null"] if replaces else []), *completed_overrides(overrides)]
+    return [*(["sharding.plan=null"] if replaces else []), *completed_overrides(overrides, file)]
 
 
 def _model(entry: DesignModel, folder: Path, problems: Problems) -> Model | None:

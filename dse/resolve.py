@@ -78,12 +78,51 @@ def sets(overrides: Sequence[str], path: str) -> bool:
     return any(k == path or k.startswith(f"{path}.") for k in keys)
 
 
-def completed_overrides(overrides: Sequence[str]) -> list[str]:
-    """A new device brings its usual node, and a new node its own device, unless both are set."""
-    device, node = sets(overrides, "system.device"), sets(overrides, "system.node")
+def completed_overrides(overrides: Sequence[str], file: Path) -> list[str]:
+    """A new device brings its usual node, and a new node its own device, unless both are set.
+
+    A device's own file that names no usual node keeps the links that the design or space has. Hardware and tables that
+    are named by a path are looked for where the person is, then beside the design or space.
+    """
+    found = [_found(o) for o in overrides]
+    device, node = sets(found, "system.device"), sets(found, "system.node")
     if device == node:
-        return list(overrides)
-    return ["system.node=null" if device else "system.device=null", *overrides]
+        return found
+    if not device:
+        return ["system.device=null", *found]
+    return [*_links(found, file), *found]
+
+
+def _found(override: str) -> str:
+    """The override with the path of a file of one's own made absolute, where it is there from here."""
+    key, equals, value = override.partition("=")
+    path = Path(value.strip())
+    named = key.strip() in ("system.device", "system.node", "model.tables") and path.suffix
+    return f"{key}{equals}{path.resolve()}" if named and path.is_file() else override
+
+
+def _links(overrides: Sequence[str], file: Path) -> list[str]:
+    """What `system.node` becomes beside a new device: its usual one, or that of the file where it has none."""
+    last = [o.partition("=")[2].strip() for o in overrides if o.partition("=")[0].strip() == "system.device"]
+    own = file.parent / last[-1] if last and last[-1].endswith(FILE_ENDINGS) else None
+    if own is None or not own.is_file() or _plain(own).get("default_node"):
+        return ["system.node=null"]
+    system = _plain(file).get("system")
+    system = system if isinstance(system, dict) else {}
+    if system.get("node") or system.get("device") not in hardware.device_names():
+        return []
+    return [f"system.node={hardware.default_node(str(system['device'])).name}"]
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    """What a file says, unchecked: mistakes are told where it is read for good."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _node(entry: str | NodeSection, folder: Path) -> Node:

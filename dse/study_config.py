@@ -87,7 +87,7 @@ def load_space(path: Path, *, overrides: Sequence[str] = ()) -> StudyConfig:
         NoFeasibleCandidateError: a table is too large for every design of the space.
     """
     return study_of_document(
-        load_yaml(path, SpaceFile, overrides=completed_overrides(overrides)), folder=path.parent
+        load_yaml(path, SpaceFile, overrides=completed_overrides(overrides, path)), folder=path.parent
     )
 
 

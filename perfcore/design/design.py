@@ -114,7 +114,10 @@ def _check_program(design: Design) -> None:
         for key, needed in settings.items():
             got = getattr(getattr(design, section), key)
             if got != needed:
-                raise DesignError(f"`program: {program}` needs `{key}: {needed}`, but got {key}={got}.")
+                raise DesignError(
+                    f"`program: {program}` needs `{key}: {needed}`, but got {key}={got}.",
+                    hint="`program: pytorch` takes every combination.",
+                )
     if program is Program.PYTORCH:
         return
     if any(t.kernel is not ComputeKernel.FUSED for t in design.sharding.tables):

@@ -26,8 +26,12 @@ GPUS = ("a100-sxm4-80gb", "h100-sxm", "b200-sxm")
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "criteo_8gpu": (),
     "mlperf_dlrm_dcnv2": ("fusion.launches=eager",),
-    "nvidia_dlrm_small": (),
-    "dlrm_default": ("training.global_batch=2048",),
+    "nvidia_dlrm_small": (
+        "training.program=pytorch",
+        "training.synchronize=false",
+        "fusion.optimizer=foreach",
+    ),
+    "dlrm_default": ("training.global_batch=2048", "training.program=pytorch"),
 }
 
 

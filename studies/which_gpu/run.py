@@ -108,26 +108,47 @@ def _codes(space: SearchSpace, wanted: dict[str, Any]) -> NDArray[np.int16]:
     return np.array(codes, np.int16)
 
 
-def draw(found: dict[tuple[str, str], pd.DataFrame]) -> None:
-    """Hours and dollars of the captured designs that reach the lower level of loss, the best of them by both."""
+def curves(found: dict[tuple[str, str], pd.DataFrame]) -> list[dict[str, Any]]:
+    """For each GPU and way to launch the hours and dollars of what reaches the lower level of loss, the best by both."""
     import numpy as np
-    from figures import new_figure, save
 
     from dse.pareto import pareto_mask
 
     least = min(float(front[LOSS].min()) for front in found.values())
+    drawn = []
+    for (gpu, launches), front in found.items():
+        points = front[front[LOSS] <= LEVELS[1] * least][[HOURS, COST]].to_numpy(dtype=np.float64)
+        points = points[pareto_mask(points)]
+        points = points[np.argsort(points[:, 0], kind="stable")].round(4)
+        drawn.append(
+            {
+                "gpu": gpu,
+                "launches": launches,
+                "hours": points[:, 0].tolist(),
+                "usd": points[:, 1].tolist(),
+            }
+        )
+    return drawn
+
+
+def draw(drawn: list[dict[str, Any]]) -> None:
+    """Hours and dollars, one panel a way to launch, one line a GPU."""
+    from figures import new_figure, save
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
     figure, axes = new_figure(len(LAUNCHES), width=4.8, height=3.8)
     for axis, launches in zip(axes[0], LAUNCHES, strict=True):
         for gpu, marker in zip(GPUS, "ovsD^P", strict=True):
-            front = found[gpu, launches]
-            good = front[front[LOSS] <= LEVELS[1] * least]
-            points = good[[HOURS, COST]].to_numpy(dtype=np.float64)
-            points = points[pareto_mask(points)]
-            points = points[np.argsort(points[:, 0], kind="stable")]
-            axis.plot(points[:, 0], points[:, 1], marker=marker, markersize=4, linewidth=1, label=gpu)
+            (line,) = (d for d in drawn if (d["gpu"], d["launches"]) == (gpu, launches))
+            axis.plot(line["hours"], line["usd"], marker=marker, markersize=5, linewidth=1, label=gpu)
         axis.set(xlabel="hours an epoch", xscale="log", yscale="log", title=launches)
+        axis.set(xlim=(0.07, 0.9), ylim=(1.7, 14))
+        for side, ticks in ((axis.xaxis, (0.1, 0.2, 0.4, 0.8)), (axis.yaxis, (2, 4, 8))):
+            side.set_major_locator(FixedLocator(ticks))
+            side.set_minor_locator(NullLocator())
+            side.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes[0][0].set_ylabel("US$ an epoch")
-    axes[0][0].legend(frameon=False, fontsize=7)
+    axes[0][0].legend(frameon=False, fontsize=7, loc="upper left")
     save(figure, HERE / "figure.svg")
 
 
@@ -142,8 +163,9 @@ def main() -> None:
         print(
             f"{r['gpu']:16s} {r['launches']:10s} {r['level']:5.2f} {r['aim']:18s} {r['hours']:8.3f} {r['usd']:8.2f} {r['gpus']:5d} {r['batch']:7d}"
         )
-    (HERE / "results.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-    draw(found)
+    drawn = curves(found)
+    (HERE / "results.json").write_text(json.dumps({"rows": rows, "curves": drawn}, indent=1) + "\n")
+    draw(drawn)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,11 @@ def in_turn(model: Model, training: Training, system: System, policy: str, fusio
 @pytest.mark.benchmark(group="predict", timer=time.process_time)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_one_prediction(benchmark, figure, name):
-    design = load_design(SPACES / "designs" / "dlrm_default.yaml", overrides=DESIGNS[name], place=in_turn)
+    design = load_design(
+        SPACES / "designs" / "dlrm_default.yaml",
+        overrides=["training.program=pytorch", *DESIGNS[name]],
+        place=in_turn,
+    )
     assert len(design.model.tables) == (856 if "856" in name else 26)
     predictor = Predictor(profile_for(design.system.device, design.system.node))
     predictor.predict(replace(design, training=replace(design.training, read_loss=True)))  # compiles, loads

@@ -112,9 +112,28 @@ def test_a_device_of_ones_own_brings_the_node_that_its_file_names(tmp_path: Path
     path.write_text(OWN_GPU + "default_node: dgx-h100\n", encoding="utf-8")
     design = load_design(DESIGNS / "dlrm_ddp.yaml", overrides=[f"system.device={path}"], place=evenly)
     assert (design.system.device.name, design.system.node.name) == ("my-gpu", "dgx-h100")
-    path.write_text(OWN_GPU, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("file", "node"), [("criteo_8gpu", "dgx-a100-80gb"), ("dlrm_ddp", "dgx-1-v100-16gb")]
+)
+def test_a_device_of_ones_own_without_a_node_keeps_the_links_of_the_design(
+    file: str, node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_gpu.yaml").write_text(OWN_GPU, encoding="utf-8")
+    path = (DESIGNS / f"{file}.yaml").resolve()
+    monkeypatch.chdir(tmp_path)
+    design = load_design(path, overrides=["system.device=my_gpu.yaml"], place=evenly)
+    assert (design.system.device.name, design.system.node.name) == ("my-gpu", node)
+
+
+def test_a_device_of_ones_own_needs_a_node_from_somewhere(tmp_path: Path) -> None:
+    text = (DESIGNS / "dlrm_ddp.yaml").read_text(encoding="utf-8")
+    (tmp_path / "my_gpu.yaml").write_text(OWN_GPU, encoding="utf-8")
+    own = tmp_path / "design.yaml"
+    own.write_text(text.replace("device: v100-sxm2-16gb", "device: my_gpu.yaml"), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"`system.node` must be set, or my-gpu's description must name a"):
-        load_design(DESIGNS / "dlrm_ddp.yaml", overrides=[f"system.device={path}"], place=evenly)
+        load_design(own, place=evenly)
 
 
 def test_published_workloads_have_their_published_sizes() -> None:

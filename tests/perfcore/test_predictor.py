@@ -27,18 +27,16 @@ from perfcore.predictor import Prediction, Predictor
 from perfcore.profile.profile import profile_for
 from perfcore.whatif import what_if
 
-EIGHT = ("system.node=dgx-a100-80gb", "system.world_size=8", "training.global_batch=16384")
+PLAIN = "training.program=pytorch"
+EIGHT = (PLAIN, "system.node=dgx-a100-80gb", "system.world_size=8", "training.global_batch=16384")
 CASES = {
-    "eager": ("dlrm_default", ()),
-    "script": ("dlrm_default", ("training.program=dlrm_script",)),
-    "example": (
-        "nvidia_dlrm_small",
-        ("training.program=nvidia_example", "fusion.optimizer=fused", "training.synchronize=true"),
-    ),
-    "per_table": ("dlrm_ddp", ("fusion.embedding=per_table",)),
+    "eager": ("dlrm_default", (PLAIN,)),
+    "script": ("dlrm_default", ()),
+    "example": ("nvidia_dlrm_small", ()),
+    "per_table": ("dlrm_ddp", (PLAIN, "fusion.embedding=per_table")),
     "captured": (
         "dlrm_mlperf",
-        ("fusion.launches=cuda_graph", "training.read_loss=false", "training.synchronize=false"),
+        (PLAIN, "fusion.launches=cuda_graph", "training.read_loss=false", "training.synchronize=false"),
     ),
     "eight_serial": ("dlrm_mlperf", (*EIGHT, "fusion.communication=serial")),
     "eight_overlapped": ("dlrm_mlperf", (*EIGHT, "training.precision=bf16", "training.read_loss=false")),
@@ -137,7 +135,7 @@ def test_what_does_not_fit_is_priced_all_the_same() -> None:
 def test_an_unmeasured_device_is_said_to_be_extrapolated() -> None:
     base = device("h100-sxm")
     twice = replace(base, name="half-dreamt", hbm_bytes_per_s=2 * base.hbm_bytes_per_s)
-    design = load("dlrm_default", "system.node=dgx-h100", "training.precision=bf16")
+    design = load("dlrm_default", "system.node=dgx-h100", PLAIN, "training.precision=bf16")
     dreamt = replace(design, system=System(twice, default_node("h100-sxm"), 1))
     slow, fast = (predictor_of(d).predict(d) for d in (design, dreamt))
     assert fast.calibrated in (Calibration.EXTRAPOLATED, Calibration.ANALYTIC)

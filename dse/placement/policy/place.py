@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import Model
 from perfcore.design.sharding import ShardingPlan, ShardingType, TableSharding
-from perfcore.design.training import Fusion, Training
+from perfcore.design.training import Fusion, Program, Training
 from perfcore.units import BYTES_PER_GIB
 
 Array: TypeAlias = NDArray[np.float64]
@@ -128,8 +128,9 @@ def place(
 
 @lru_cache(maxsize=256)
 def _unplaced(model: Model, training: Training, fusion: Fusion, system: System) -> Design:
-    """The design with a plan that does not matter; policies are asked for one after another."""
-    return Design(model, training, fusion, ShardingPlan.on_one_rank(model), system)
+    """The design with a plan that does not matter, whatever its program; policies are asked for one after another."""
+    plain = replace(training, program=Program.PYTORCH)
+    return Design(model, plain, fusion, ShardingPlan.on_one_rank(model), system)
 
 
 def solve(instance: Instance, *, seed: int = 0) -> Solution:

@@ -34,7 +34,7 @@ US = {OpClass.PRODUCTS.value: 4000.0, OpClass.UPDATES.value: 1000.0}
 
 @pytest.fixture(scope="module")
 def design() -> Design:
-    return load_design(DESIGN, place=plan_for)
+    return load_design(DESIGN, overrides=["training.program=pytorch"], place=plan_for)
 
 
 @pytest.fixture(scope="module")

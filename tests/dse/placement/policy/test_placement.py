@@ -17,7 +17,7 @@ from perfcore.design.design import Design
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable, Interaction, Model
 from perfcore.design.sharding import ShardingPlan, ShardingType
-from perfcore.design.training import Fusion, Training
+from perfcore.design.training import Fusion, OptimizerFusion, Program, Training
 from perfcore.errors import DesignError
 from perfcore.graph.dims import dims_of, structure_of
 from perfcore.memory import embedding_bytes, memory_of
@@ -223,6 +223,15 @@ def test_no_memory_left_for_tables() -> None:
 def test_plan_for_gives_a_plan_even_where_nothing_fits() -> None:
     m = model([100, 10**9])
     assert [t.table for t in plan_for(m, Training(64), system(4), "table_wise").tables] == ["t0", "t1"]
+
+
+def test_the_program_of_an_iteration_does_not_matter_for_where_its_tables_are() -> None:
+    for fusion in (Fusion(), Fusion(optimizer=OptimizerFusion.FOR_LOOP)):
+        plans = [
+            plan_for(model([9, 5]), Training(8, program=p), system(1), policy="auto", fusion=fusion)
+            for p in (Program.PYTORCH, Program.DLRM_SCRIPT)
+        ]
+        assert plans[0] == plans[1]
 
 
 def test_unknown_policy_and_uneven_batch() -> None:
