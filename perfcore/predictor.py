@@ -77,8 +77,8 @@ class Prediction:
         fits: the fullest rank fits into the device, and the fullest machine's tables into the host's memory.
         shortfall_bytes: what the rank lacks.
         host_shortfall_bytes: what the machine lacks.
-        calibrated: on what at least 90 % of the kernel time rests, or better.
-        calibration_share: share of kernel time by `Calibration`.
+        calibrated: measured where at least 90 % of the kernel time is, else extrapolated.
+        calibration_share: share of kernel time by `Calibration`; `analytic` is extrapolated by a formula alone.
         fallback_ops: ops without overheads of their own, with their count.
         known_errors: held-out errors of the kernel models in use.
         profile: name of the profile.
@@ -216,7 +216,7 @@ class Predictor:
             fits=memory.fits(design.system.device) and not memory.host_shortfall_bytes(design.system.node),
             shortfall_bytes=memory.shortfall_bytes(design.system.device),
             host_shortfall_bytes=memory.host_shortfall_bytes(design.system.node),
-            calibrated=_worst(shares),
+            calibrated=_calibrated(shares),
             calibration_share=shares,
             fallback_ops=self.profile.overheads.unknown(op.name for op in graph.ops()),
             known_errors=self.profile.known_errors,
@@ -265,11 +265,7 @@ def feed_us(design: Design) -> float:
     return design.training.global_batch / (system.node.input_samples_per_s * machines) * US_PER_S
 
 
-def _worst(shares: dict[str, float]) -> Calibration:
-    """The worst level that more than a tenth of the kernel time rests on, or worse ones with it."""
-    carried = 0.0
-    for level in reversed(Calibration):
-        carried += shares[level.value]
-        if carried > CALIBRATION_SHARE:
-            return level
-    return Calibration.MEASURED
+def _calibrated(shares: dict[str, float]) -> Calibration:
+    """Measured where at most a tenth of the kernel time rests on anything else; the shares say on what."""
+    measured = shares[Calibration.MEASURED.value] >= 1.0 - CALIBRATION_SHARE
+    return Calibration.MEASURED if measured else Calibration.EXTRAPOLATED
