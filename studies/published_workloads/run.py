@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ DESIGNS = HERE.parent.parent / "spaces" / "designs"
 sys.path.insert(0, str(HERE.parent))
 
 TRACED = ("v100-sxm2-16gb", "2048")
-GMAE_FLOOR = 4e-4  # keeps a perfect prediction from a logarithm of zero
 
 
 def predict(name: str, device: str, global_batch: str) -> tuple[Any, Any]:
@@ -97,6 +95,8 @@ def active_ms(row: dict[str, str]) -> float:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """GMAE and MAPE by device, ours beside the published predictor's."""
+    from scores import gmae, mape
+
     out = {}
     for device in [*dict.fromkeys(r["device"] for r in rows), "all"]:
         chosen = [r for r in rows if device in (r["device"], "all")]
@@ -107,17 +107,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "published_mape_pct": mape([r["published_error_pct"] for r in chosen]),
         }
     return out
-
-
-def gmae(errors_pct: list[float]) -> float:
-    """Geometric mean absolute error, percent."""
-    logs = [math.log(abs(e) / 100 + GMAE_FLOOR) for e in errors_pct]
-    return round(100 * math.exp(sum(logs) / len(logs)), 2)
-
-
-def mape(errors_pct: list[float]) -> float:
-    """Mean absolute error, percent."""
-    return round(sum(map(abs, errors_pct)) / len(errors_pct), 2)
 
 
 def draw(rows: list[dict[str, Any]]) -> None:

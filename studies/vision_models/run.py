@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ HERE = Path(__file__).parent
 TRACE = HERE.parent.parent / "tests" / "data" / "resnet50_v100" / "workers0.pt.trace.json.gz"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-GMAE_FLOOR = 4e-4  # keeps a perfect prediction from a logarithm of zero
 # Ops that no DLRM has, and so no bundled host has times of: their names in the trace, which is of 2021.
 TRACED_OPS = {
     "aten::conv2d": "aten::conv2d",
@@ -88,6 +86,8 @@ def _row(row: dict[str, str], profile: Profile, hosts: dict[str, OverheadTable])
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """GMAE and MAPE by device, ours beside the published predictors'."""
+    from scores import gmae, mape
+
     out = {}
     for device in [*dict.fromkeys(r["device"] for r in rows), "all"]:
         chosen = [r for r in rows if device in (r["device"], "all")]
@@ -100,17 +100,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             for kind, how in (("gmae", gmae), ("mape", mape))
         }
     return out
-
-
-def gmae(errors_pct: list[float]) -> float:
-    """Geometric mean absolute error, percent."""
-    logs = [math.log(abs(e) / 100 + GMAE_FLOOR) for e in errors_pct]
-    return round(100 * math.exp(sum(logs) / len(logs)), 2)
-
-
-def mape(errors_pct: list[float]) -> float:
-    """Mean absolute error, percent."""
-    return round(sum(map(abs, errors_pct)) / len(errors_pct), 2)
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
