@@ -11,8 +11,10 @@ WIDE = 160  # columns
 
 
 def new_console() -> Console:
-    """Standard output: as wide as the terminal, or wide enough for every table where there is none."""
+    """Standard output: as wide as the terminal or `COLUMNS`, or wide enough for every table where neither is there."""
+    import os
+
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    return console if console.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDE)

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from dse.cli._console import new_console
 from dse.placement.report.build import OtherWay, PlanReport, RankLine, TableLine
 from dse.report.words import gib, number
 
@@ -33,7 +34,7 @@ ABBREVIATIONS = {
 
 def print_plan(report: PlanReport) -> None:
     """Headline, events, kinds, ranks and the dearest tables."""
-    console = Console()
+    console = new_console()
     _headline(console, report)
     for part in (_events(report), _kinds(report), _ranks(report), _tables(report, console.width)):
         console.print(f"[bold]{part.title}[/bold]", highlight=False)
