@@ -12,6 +12,7 @@ from dse.schema_space import Choices, Layers, Range, SpaceFile
 from dse.space import Axis, Condition, Exclusion, SearchSpace, Value
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable, Interaction, Model
+from perfcore.design.rank_groups import RankGroup
 from perfcore.design.training import (
     CAPTURE_RULE,
     EmbeddingFusion,
@@ -169,6 +170,8 @@ def build_space(
     tables: tuple[EmbeddingTable, ...],
     found: tuple[Device, Node],
     problems: Problems,
+    *,
+    ranks: tuple[RankGroup, ...] = (),
 ) -> SearchSpace | None:
     """The space of checked settings; notes and gives `None` where an axis has a value that fits no design."""
     by_name = {s.name: s for s in settings}
@@ -184,7 +187,7 @@ def build_space(
     exclusions = _exclusions(by_name, problems)
     if len(problems) > before:
         return None
-    return SearchSpace(name, tuple(axes), fixed, tables, found[0], found[1], exclusions)
+    return SearchSpace(name, tuple(axes), fixed, tables, found[0], found[1], exclusions, ranks)
 
 
 def _condition(setting: Setting, by_name: dict[str, Setting]) -> tuple[Condition | None, bool]:

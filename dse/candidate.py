@@ -95,7 +95,7 @@ def design_of(space: SearchSpace, row: Codes, place: Place) -> Design:
         training=training_of(settings),
         fusion=fusion_of(settings),
         sharding=plan_of(space, settings, place),
-        system=System(space.device, space.node, int(settings["system.world_size"])),
+        system=space.system(int(settings["system.world_size"])),
     )
 
 
@@ -167,7 +167,7 @@ def place_ahead(place: object, requests: Sequence[Request]) -> None:
 def request_of(space: SearchSpace, settings: Settings) -> Request:
     """What the solver is asked for the placement of a candidate."""
     reference = reference_settings(space) | {k: settings[k] for k in PLACEMENT_SETTINGS}
-    system = System(space.device, space.node, int(settings["system.world_size"]))
+    system = space.system(int(settings["system.world_size"]))
     policy = str(settings["sharding.policy"])
     return model_of(space, reference), training_of(reference), system, policy, _reference_fusion(reference)
 

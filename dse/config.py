@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from dse.problems import Problems
+from dse.ranks import check_ranks, entries_of, groups_in
 from dse.resolve import completed_overrides, hardware_of, sets, tables_of
 from dse.schema import DesignFile, DesignModel, DesignSharding, Policy
 from dse.table_csv import bundled_table_sets, bundled_tables
@@ -19,6 +20,7 @@ from perfcore.design import hardware
 from perfcore.design.design import Design
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable, Interaction, Loss, Model
+from perfcore.design.rank_groups import system_of
 from perfcore.design.sharding import ComputeKernel, ShardingPlan, TableSharding
 from perfcore.design.training import Fusion, Optimizer, Precision, Training
 from perfcore.errors import HardwareError
@@ -52,9 +54,10 @@ def design_of_document(document: Document[DesignFile], *, folder: Path, place: P
     with problems.at("training"):
         training = _training(entry)
     found = hardware_of(entry.system, folder, problems)
+    check_ranks(entry.system.ranks, entry.system.world_size, problems, "system", "ranks")
     if found is not None:
         with problems.at("system", "world_size"):
-            system = System(device=found[0], node=found[1], world_size=entry.system.world_size)
+            system = system_of(*found, entry.system.world_size, groups_in(entry.system.ranks))
     problems.check()
     assert model is not None
     assert training is not None
@@ -93,6 +96,7 @@ def dump_design(design: Design) -> str:
             "node": _hardware_entry(design.system.node),
             "device": _hardware_entry(design.system.device),
             "world_size": design.system.world_size,
+            **({"ranks": entries_of(design.system)} if design.system.uneven else {}),
         },
     }
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)

@@ -44,8 +44,12 @@ class Constraint:
 
 
 def fits(hbm_gib: float) -> Constraint:
-    """The constraint that every search has: the fullest rank fits into the device's memory."""
+    """The constraint that a search has where all GPUs are alike: the fullest rank fits into the device's memory."""
     return Constraint("hbm_gib", max=hbm_gib)
+
+
+# The same where GPUs differ in memory: none has less than nothing left.
+LEFT = Constraint("hbm_left_gib", min=0.0)
 
 
 def labels_of(constraints: Sequence[Constraint]) -> tuple[str, ...]:

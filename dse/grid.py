@@ -6,7 +6,7 @@ Axis letters: `n` candidates, `g` grid axes, `r` ranks, `t` tables.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -87,6 +87,33 @@ class Grid:
         Made when first asked for: the placements of a large space take seconds.
         """
         return _dims(self.space, self.axes, self._worlds, self._place)
+
+    @cached_property
+    def slowness(self) -> Array | None:
+        """The ranks' factors on the grid, `(c_1, ..., c_g, r)`; `None` where all ranks are as the device is.
+
+        Ranks that a smaller world lacks hold no shard; they are as quick as its quickest, so they decide nothing.
+        """
+        systems = [self.space.system(w) for w in self._worlds]
+        if not any(s.slowness for s in systems):
+            return None
+        return self._by_rank([s.slowness or (1.0,) * s.world_size for s in systems], min)
+
+    @cached_property
+    def hbm_bytes(self) -> Array | None:
+        """Memory of the ranks' GPUs on the grid, likewise; what is not there is as large as the largest."""
+        if not self.space.unequal_memory:
+            return None
+        return self._by_rank([self.space.system(w).rank_hbm_bytes for w in self._worlds], max)
+
+    def _by_rank(
+        self, values: Sequence[Sequence[float]], missing: Callable[[Sequence[float]], float]
+    ) -> Array:
+        """Values of each world's ranks along its axis, those that a world lacks made up."""
+        ranks = max(self._worlds)
+        table = np.array([[*v, *[missing(v)] * (ranks - len(v))] for v in values])
+        shape = [len(a.values) if a.name == "system.world_size" else 1 for a in self.axes]
+        return table.reshape(*shape, ranks)
 
     def locate(self, codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
         """Where candidates lie.

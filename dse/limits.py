@@ -26,14 +26,19 @@ def check_tables_fit(space: SearchSpace, *, where: str) -> None:
     policies = [Policy(str(p)) for p in values_of(space, "sharding.policy")]
     split = ranks if ranks > 1 and not all(p in WHOLE for p in policies) else 1
     element = min(ELEMENT_BYTES[str(p)] for p in values_of(space, "training.table_precision"))
+    most = max(space.system(ranks).rank_hbm_bytes)
     narrowest = min(int(d) for d in values_of(space, "model.embedding_dim"))
     for table in space.tables:
         share = table.num_embeddings * (table.embedding_dim or narrowest) * element / split
-        if share > space.device.hbm_bytes:
+        if share > most:
             raise NoFeasibleCandidateError(
                 f"{where}table {table.name!r} needs at least {share / BYTES_PER_GIB:.1f} GiB on a GPU in every design "
-                f"of the space (policies: {', '.join(policies)}; up to {ranks} GPUs), but {space.device.name} has "
-                f"{space.device.hbm_bytes / BYTES_PER_GIB:.1f}.",
+                f"of the space (policies: {', '.join(policies)}; up to {ranks} GPUs), but {_largest(space)} has "
+                f"{most / BYTES_PER_GIB:.1f}.",
                 hint="Raise world_size, allow the policy `row_wise` or `auto`, lower embedding_dim, or store tables "
                 "in bf16.",
             )
+
+
+def _largest(space: SearchSpace) -> str:
+    return "the largest GPU" if space.unequal_memory else space.device.name

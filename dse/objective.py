@@ -22,13 +22,13 @@ class Metric:
         name: as files write it; the unit is in it.
         label: as people read it.
         minimize: whether less is better, where nothing else is said.
-        needs: what must be known: `dataset`, `price`, `quality`, or nothing.
+        needs: what there must be: `dataset`, `price`, `quality`, `memories` (GPUs of several), or nothing.
     """
 
     name: str
     label: str
     minimize: bool
-    needs: tuple[Literal["dataset", "price", "quality"], ...] = ()
+    needs: tuple[Literal["dataset", "price", "quality", "memories"], ...] = ()
 
 
 METRICS: Mapping[str, Metric] = {
@@ -43,6 +43,7 @@ METRICS: Mapping[str, Metric] = {
         Metric("gpu_hours_per_epoch", "GPU hours per epoch", minimize=True, needs=("dataset",)),
         Metric("cost_per_epoch_usd", "cost per epoch (US$)", minimize=True, needs=("dataset", "price")),
         Metric("hbm_gib", "memory of the fullest GPU (GiB)", minimize=True),
+        Metric("hbm_left_gib", "memory left on the fullest GPU (GiB)", minimize=False, needs=("memories",)),
         Metric("quality_loss", "relative loss (proxy)", minimize=True, needs=("quality",)),
         Metric("quality_std", "uncertainty of the relative loss", minimize=True, needs=("quality",)),
         Metric("global_batch", "global batch (samples)", minimize=False),
@@ -90,6 +91,7 @@ def metrics_of(
     global_batch: Array,
     world_size: Array,
     circumstances: Circumstances,
+    left_bytes: Array | None = None,
     quality_loss: Array | None = None,
     quality_std: Array | None = None,
 ) -> dict[str, Array]:
@@ -97,10 +99,11 @@ def metrics_of(
 
     Args:
         iteration_time_us: `(n,)` predicted.
-        hbm_bytes: `(n,)` of the fullest rank.
+        hbm_bytes: `(n,)` of the fullest rank: the one with the least memory left.
         global_batch: `(n,)` samples.
         world_size: `(n,)` GPUs.
         circumstances: prices and limits.
+        left_bytes: `(n,)` what that rank has left, where GPUs differ in memory.
         quality_loss: `(n,)` relative loss, if a proxy is in use.
         quality_std: `(n,)` its standard deviation.
 
@@ -122,6 +125,7 @@ def metrics_of(
         "gpu_hours_per_epoch": hours * world_size,
         "cost_per_epoch_usd": hours * world_size * price,
         "hbm_gib": hbm_bytes / BYTES_PER_GIB,
+        "hbm_left_gib": unknown if left_bytes is None else left_bytes / BYTES_PER_GIB,
         "quality_loss": unknown if quality_loss is None else quality_loss,
         "quality_std": unknown if quality_std is None else quality_std,
         "global_batch": np.asarray(global_batch, dtype=np.float64),

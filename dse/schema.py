@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -73,6 +74,37 @@ class TableEntry(Section):
 
 
 TableList: TypeAlias = Annotated[list[TableEntry], Field(min_length=1, max_length=MAX_TABLES)]
+
+
+def _ranks(value: Any) -> Any:
+    """`8-15` means all of 8 to 15, both included; a single rank may stand without brackets.
+
+    A range beyond all ranks is not written out, so that one mistake is told once.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value]
+    found = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    first, last = int(found[1]), int(found[2])
+    return [last] if last >= MAX_WORLD_SIZE else list(range(first, last + 1))
+
+
+RankList: TypeAlias = Annotated[list[Rank], BeforeValidator(_ranks), Field(min_length=1)]
+
+
+class RankEntry(Section):
+    """Ranks that differ from the others."""
+
+    ranks: RankList
+    slowness: Positive | None = None
+    hbm_gib: Positive | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> RankEntry:
+        if self.slowness is None and self.hbm_gib is None:
+            raise ValueError("give `slowness`, `hbm_gib`, or both")
+        return self
 
 
 def _text_or_list(value: Any) -> str:
@@ -199,10 +231,11 @@ class DesignSharding(Section):
 
 
 class SystemSection(Section):
-    """Where the job runs: a node, or a device and its usual node."""
+    """Where the job runs: a node, or a device and its usual node; and which ranks differ from that device."""
 
     node: NodeRef | None = None
     device: DeviceRef | None = None
+    ranks: list[RankEntry] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _something(self) -> SystemSection:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import SpaceError
-from perfcore.design.hardware import Device, Node
+from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable
+from perfcore.design.rank_groups import RankGroup, system_of
 
 Value: TypeAlias = "bool | int | float | str"
 Codes: TypeAlias = NDArray[np.int16]
@@ -83,6 +84,7 @@ class SearchSpace:
         device: GPU of every design.
         node: node of every design.
         exclusions: pairs of axes some of whose values cannot go together.
+        ranks: that differ from the device; in worlds without them they are left out.
     """
 
     name: str
@@ -92,6 +94,7 @@ class SearchSpace:
     device: Device
     node: Node
     exclusions: tuple[Exclusion, ...] = ()
+    ranks: tuple[RankGroup, ...] = ()
     _index: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +135,15 @@ class SearchSpace:
             for value, alive in zip(values, possible, strict=True):
                 if not alive:
                     raise SpaceError(f"Axis {name!r}: its value {value!r} fits no design: {exclusion.rule}.")
+
+    @property
+    def unequal_memory(self) -> bool:
+        """Whether some ranks have memory of their own."""
+        return any(group.hbm_bytes is not None for group in self.ranks)
+
+    def system(self, world_size: int) -> System:
+        """What designs with so many ranks run on."""
+        return system_of(self.device, self.node, world_size, self.ranks)
 
     def position(self, name: str) -> int:
         """Column of an axis.

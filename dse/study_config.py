@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dse.axes import Setting, build_space, check_settings, settings_of
+from dse.axes import WORLD_SIZE, Setting, build_space, check_settings, settings_of
 from dse.candidate import values_of
-from dse.constraints import Constraint, fits
+from dse.constraints import LEFT, Constraint, fits
 from dse.limits import check_tables_fit
 from dse.objective import METRICS, Circumstances, Objective
 from dse.problems import Problems
+from dse.ranks import check_ranks, groups_in
 from dse.resolve import completed_overrides, hardware_of, tables_of
 from dse.schema_space import SearchEntry, SpaceFile
 from dse.space import SearchSpace
@@ -110,15 +111,21 @@ def on_profile(config: StudyConfig, source: str | None) -> StudyConfig:
     device, node = systems[0].device, systems[0].node
     if (device, node) == (space.device, space.node):
         return config
+    there = replace(space, device=device, node=node)
     circumstances = replace(
         config.circumstances, gpus_per_node=node.gpus, node_samples_per_s=node.input_samples_per_s
     )
     return replace(
         config,
-        space=replace(space, device=device, node=node),
-        constraints=(fits(device.hbm_bytes / BYTES_PER_GIB), *config.constraints[1:]),
+        space=there,
+        constraints=(memory_suffices(there), *config.constraints[1:]),
         circumstances=circumstances,
     )
+
+
+def memory_suffices(space: SearchSpace) -> Constraint:
+    """The constraint that every search has."""
+    return LEFT if space.unequal_memory else fits(space.device.hbm_bytes / BYTES_PER_GIB)
 
 
 def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyConfig:
@@ -130,6 +137,7 @@ def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyCo
         "quality": entry.quality.model != "none",
         "dataset": entry.dataset.samples is not None,
         "price": price > 0,
+        "memories": space is not None and space.unequal_memory,
     }
     for i, o in enumerate(entry.objectives):
         _check_metric(("objectives", i, "metric"), o.metric, known, problems)
@@ -150,7 +158,7 @@ def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyCo
             for o in entry.objectives
         ),
         constraints=(
-            fits(space.device.hbm_bytes / BYTES_PER_GIB),
+            memory_suffices(space),
             *(Constraint(c.metric, min=c.min, max=c.max) for c in entry.constraints),
         ),
         search=_search(entry.search),
@@ -172,11 +180,15 @@ def _space(entry: SpaceFile, folder: Path, problems: Problems) -> SearchSpace | 
     with problems.at("model", "tables"):
         tables = tables_of(entry.model.tables, folder)
     found = hardware_of(entry.system, folder, problems)
+    before = len(problems)
+    worlds = next(s.values for s in settings if s.name == WORLD_SIZE)
+    check_ranks(entry.system.ranks, max(int(w) for w in worlds), problems, "system", "ranks")
     if found is None:
         return None
-    before = len(problems)
     check_settings(settings, tables, found, problems)
-    return None if len(problems) > before else build_space(entry.name, settings, tables, found, problems)
+    if len(problems) > before:
+        return None
+    return build_space(entry.name, settings, tables, found, problems, ranks=groups_in(entry.system.ranks))
 
 
 def _check_metric(
@@ -189,6 +201,7 @@ def _check_metric(
         "quality": "set `quality.model: capacity_law`",
         "dataset": "set `dataset.samples`",
         "price": "give the node a `price_per_gpu_hour`",
+        "memories": "all GPUs have the same memory, so `hbm_gib` says as much",
     }
     for need in METRICS[metric].needs:
         if not known[need]:

@@ -77,7 +77,7 @@ def gpu_pricing(system: System, *, measuring: str) -> Pricing:
     errors = {e.kernel: e.mape_pct for e in profile.known_errors}
 
     def predict(design: Design) -> Prediction:
-        return predictor.predict(replace(design, system=replace(here, world_size=design.system.world_size)))
+        return predictor.predict(replace(design, system=here.even(design.system.world_size)))
 
     own = "the design's own device" if here is system else "the GPU that measures"
     return Pricing(

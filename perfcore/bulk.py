@@ -43,10 +43,12 @@ class BulkResult:
     Attributes:
         iteration_time_us: `(n,)`.
         hbm_bytes: `(n,)`: of the fullest rank; 0 where no memory terms were given.
+        left_bytes: `(n,)`: what that rank has left, the least of all; of no memory at all where none was given.
     """
 
     iteration_time_us: Array
     hbm_bytes: Array
+    left_bytes: Array
 
 
 class BulkTables:
@@ -86,7 +88,9 @@ class BulkTables:
         Raises:
             UnsupportedError: as `BulkPredictor`.
         """
-        programs, ranks = _programs(graphs, memory, sizes, cost, overheads, max_entries)
+        ranks = max(g.num_ranks for g in graphs)
+        segmenter = Segmenter(sizes, ranks, cost, overheads, max_entries)
+        programs = _programs(graphs, memory, segmenter, Assembler(sizes, ranks, max_entries))
         return BulkTables(programs, sizes=sizes, ranks=ranks)
 
     @property
@@ -123,7 +127,7 @@ class BulkTables:
         """
         structures, codes = np.asarray(structure_index), np.ascontiguousarray(codes)
         self._check_shape(structures, codes)
-        time_us, hbm_bytes = np.empty(len(codes)), np.empty(len(codes))
+        time_us, hbm_bytes, left_bytes = (np.empty(len(codes)) for _ in range(3))
         block = new_block(
             axes=len(self._sizes),
             keys=len(self._programs.key_term_bounds) - 1,
@@ -132,9 +136,10 @@ class BulkTables:
         )
         order, bounds = grouped(structures, self._structures)
         sizes = np.array(self._sizes, dtype=np.int64)
-        if not evaluate(self._programs, order, bounds, codes, sizes, block, time_us, hbm_bytes):
+        out = time_us, hbm_bytes, left_bytes
+        if not evaluate(self._programs, order, bounds, codes, sizes, block, out):
             self._refuse(codes)
-        return BulkResult(time_us, hbm_bytes)
+        return BulkResult(*out)
 
     def _check_shape(self, structures: NDArray[Any], codes: NDArray[Any]) -> None:
         if codes.shape != (len(structures), len(self._sizes)):
@@ -164,6 +169,8 @@ class BulkPredictor(BulkTables):
         memory: bytes of a structure on the grid, summed per candidate.
         graph_of: the graph of a structure on the grid; the DLRM builder's when not given.
         max_entries: largest table into which neighbouring parts, or a sum over layers, are joined.
+        slowness: of the ranks on the grid: a factor on what they launch, collectives apart.
+        hbm_bytes: of the ranks' GPUs on the grid.
 
     Raises:
         UnsupportedError: more than 64 ranks, or a sum over layers that differs among ranks and is too
@@ -180,6 +187,8 @@ class BulkPredictor(BulkTables):
         memory: MemoryTerms | None = None,
         graph_of: Callable[[Structure], WorkloadGraph] | None = None,
         max_entries: int = MAX_ENTRIES,
+        slowness: Array | None = None,
+        hbm_bytes: Array | None = None,
     ) -> None:
         builder = graph_of or _dlrm_graphs(dims)
         built = [builder(s) for s in structures]
@@ -187,7 +196,9 @@ class BulkPredictor(BulkTables):
         flat = {id(p): _flat(p) for p in priced}
         terms = [flat[id(p)] for p in priced]
         sizes = grid_sizes(dims)
-        programs, ranks = _programs(built, terms, sizes, cost, overheads, max_entries)
+        ranks = max(g.num_ranks for g in built)
+        segmenter = Segmenter(sizes, ranks, cost, overheads, max_entries, slowness)
+        programs = _programs(built, terms, segmenter, Assembler(sizes, ranks, max_entries, hbm_bytes))
         super().__init__(programs, sizes=sizes, ranks=ranks)
 
 
@@ -209,19 +220,14 @@ def _dlrm_graphs(dims: Dims) -> Callable[[Structure], WorkloadGraph]:
 def _programs(
     graphs: Sequence[WorkloadGraph],
     memory: Sequence[Sequence[Any]],
-    sizes: tuple[int, ...],
-    cost: CostModel,
-    overheads: OverheadTable,
-    max_entries: int,
-) -> tuple[Programs, int]:
-    """Programs of all graphs, and how many ranks they have."""
-    ranks = max(g.num_ranks for g in graphs)
-    segmenter = Segmenter(sizes, ranks, cost, overheads, max_entries)
+    segmenter: Segmenter,
+    assembler: Assembler,
+) -> Programs:
+    """Programs of all graphs."""
     segmenter.price({id(r): r for g in graphs for r in g.regions}.values())
-    assembler = Assembler(sizes, ranks, max_entries)
     for graph, terms in zip(graphs, memory, strict=True):
         assembler.add(_segments(graph, segmenter), terms)
-    return assembler.programs(), ranks
+    return assembler.programs()
 
 
 def _flat(terms: Mapping[str, Array | Total]) -> list[Array]:

@@ -41,8 +41,7 @@ def evaluate(
     codes: Any,
     sizes: Any,
     block: Block,
-    time_us: Array,
-    hbm_bytes: Array,
+    out: tuple[Array, Array, Array],
 ) -> bool:
     """Iteration time and memory of every candidate.
 
@@ -53,13 +52,12 @@ def evaluate(
         codes: `(n, a)`.
         sizes: `(a,)` of the grid's axes.
         block: working memory.
-        time_us: `(n,)`, filled in.
-        hbm_bytes: `(n,)`, filled in.
+        out: `(n,)` each, filled in: time in µs, bytes of the fullest rank, bytes that it has left.
 
     Returns:
         Whether all codes are on the grid; the first that is not ends the work.
     """
-    most = block.alive.shape[1]
+    most, time_us = block.alive.shape[1], out[0]
     deciding = np.ones(len(order), dtype=np.uint64)  # by place in `order`: bit r for rank r
     dominators = np.empty(most, dtype=np.uint64)
     for s in range(len(bounds) - 1):
@@ -70,7 +68,7 @@ def evaluate(
             if not _read(codes, end - begin, sizes, block):
                 return False
             _place(programs, s, end - begin, block)
-            _fullest(programs, s, end - begin, block, hbm_bytes)
+            _fullest(programs, s, end - begin, block, out[1], out[2])
             if alike:
                 block.alive[:, 0] = 0
                 _iterate(programs, s, end - begin, block, 1, time_us)
@@ -156,25 +154,29 @@ def _place(programs: Any, structure: int, count: int, block: Block) -> None:
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _fullest(programs: Any, structure: int, count: int, block: Block, hbm_bytes: Array) -> None:
-    """Bytes of the fullest rank."""
-    held, values = block.held, programs.values
+def _fullest(
+    programs: Any, structure: int, count: int, block: Block, hbm_bytes: Array, left_bytes: Array
+) -> None:
+    """Bytes of the rank that has the least memory left, and what it has left."""
+    held, there, values = block.held, block.there, programs.values
     ranks = held.shape[1]
     for j in range(count):
         for r in range(ranks):
-            held[j, r] = 0.0
+            held[j, r] = there[j, r] = 0.0
     for z in range(programs.memory_bounds[structure], programs.memory_bounds[structure + 1]):
-        key, offset, ranked = programs.memory_rows[z]
-        places = block.places[block.position[key]]
+        key, offset, ranked, is_there = programs.memory_rows[z]
+        places, sums = block.places[block.position[key]], there if is_there else held
         for j in range(count):
             start = offset + places[j] * (ranks if ranked else 1)
             for r in range(ranks):
-                held[j, r] += values[start + (r if ranked else 0)]
+                sums[j, r] += values[start + (r if ranked else 0)]
     for j in range(count):
-        most = held[j, 0]
+        fullest = 0
         for r in range(1, ranks):
-            most = max(most, held[j, r])
-        hbm_bytes[block.members[j]] = most
+            if there[j, r] - held[j, r] < there[j, fullest] - held[j, fullest]:
+                fullest = r
+        hbm_bytes[block.members[j]] = held[j, fullest]
+        left_bytes[block.members[j]] = there[j, fullest] - held[j, fullest]
 
 
 @numba.njit(cache=True, fastmath=FAST)

@@ -40,6 +40,7 @@ class Block(NamedTuple):
         position: `(keys,)`: of each key, its row in `places`.
         places: `(u, b)`: where a candidate lies in a table of the structure's u-th key.
         held: `(b, r)` bytes.
+        there: `(b, r)` bytes of memory.
         alive: `(b, r)`: the ranks that decide, first.
         taken: `(2, b)`: which of the block take a row, outside and inside a guard.
         amount: `(b,)`.
@@ -56,6 +57,7 @@ class Block(NamedTuple):
     position: NDArray[np.int64]
     places: NDArray[np.int32]
     held: Array
+    there: Array
     alive: NDArray[np.int64]
     taken: NDArray[np.int64]
     amount: Array
@@ -75,6 +77,7 @@ def new_block(*, axes: int, keys: int, ranks: int, slots: int) -> Block:
         position=np.empty(keys, dtype=np.int64),
         places=np.empty((keys, BLOCK), dtype=np.int32),
         held=np.empty((BLOCK, ranks)),
+        there=np.empty((BLOCK, ranks)),
         alive=np.zeros((BLOCK, ranks), dtype=np.int64),
         taken=np.empty((2, BLOCK), dtype=np.int64),
         amount=np.empty(BLOCK),
@@ -202,6 +205,7 @@ def _launches(row: Any, caps: Any, values: Any, places: Any, block: Block, taken
     target, offset, length = row[_TARGET], row[_OFFSET], row[_LENGTH]
     _weigh(block.weights[0], target, row[_AWAITED], caps[0], caps[1])
     ranked, curve = row[_KIND] == _JOINT and length > 1, row[_KIND] == _CURVE
+    paced = curve and row[_COUNT] > 0
     collective = row[_COLLECTIVE] and ranks > 1
     for q in taken:
         start = offset + places[q] * length
@@ -214,6 +218,8 @@ def _launches(row: Any, caps: Any, values: Any, places: Any, block: Block, taken
             us = values[start + block.alive[q, k]] if ranked else shared
             if us < 0:
                 continue
+            if paced:
+                us *= values[start + row[_COUNT] + block.alive[q, k]]
             for m in range((q * ranks + k) * ranks, (q * ranks + k + 1) * ranks):
                 launch(block.state, m, block.weights, target, np.float32(0.0 if collective else us))
         if collective:

@@ -22,7 +22,7 @@ class Instruction(IntEnum):
     OPEN = 5  # the first bucket of terms whose sum is amount
     FILL = 6  # the next term falls into the bucket; amount = its size if it closes here, else 0
     GUARD = 7  # skip `count` rows if amount is 0
-    CURVE = 8  # a launch or collective whose duration follows the amount
+    CURVE = 8  # a launch or collective whose duration follows the amount; times a rank's factor, the `count`th of an entry
 
 
 COLUMNS = (
@@ -49,7 +49,7 @@ class Programs(NamedTuple):
         keys: which places a structure needs.
         key_terms: `(v, 2)`: axis and stride, summed into a key's place.
         rank_rows: `(y, 2)`: key, and offset into `dominators`.
-        memory_rows: `(z, 3)`: key, offset into `values`, whether by rank.
+        memory_rows: `(z, 4)`: key, offset into `values`, whether by rank, and whether there (1) or needed (0).
         matrices: `(m, 16)`.
         values: durations, terms and curves.
         dominators: by entry and rank: bit b says that rank b is nowhere faster.

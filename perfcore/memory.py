@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.design.design import Design
-from perfcore.design.hardware import CATALOGUE, Device, Node
+from perfcore.design.hardware import CATALOGUE, Node, System
 from perfcore.design.model import Interaction, Loss
 from perfcore.design.training import Communication, EmbeddingFusion, Fusion, Optimizer, Precision
 from perfcore.errors import ProfileError
@@ -113,18 +113,14 @@ class MemoryBreakdown:
         """`(r,)`: the sum over kinds."""
         return np.asarray(sum(getattr(self, kind) for kind in KINDS), dtype=np.float64)
 
-    @property
-    def peak_rank(self) -> int:
-        """The rank that needs most; the first of equals."""
-        return int(np.argmax(self.total))
+    def fullest(self, system: System) -> tuple[int, float]:
+        """The rank with the least memory left, the first of equals, and the bytes left; negative where it lacks some."""
+        left = np.array(system.rank_hbm_bytes) - self.total
+        return int(np.argmin(left)), float(left.min())
 
-    def fits(self, device: Device) -> bool:
-        """Whether every rank's total is within the device's memory."""
-        return self.shortfall_bytes(device) == 0.0
-
-    def shortfall_bytes(self, device: Device) -> float:
-        """What the peak rank lacks, 0 when it fits."""
-        return max(0.0, float(self.total.max()) - device.hbm_bytes)
+    def shortfall_bytes(self, system: System) -> float:
+        """What the fullest rank lacks, 0 when all fit."""
+        return max(0.0, -self.fullest(system)[1])
 
     def host_shortfall_bytes(self, node: Node) -> float:
         """What the fullest machine's host memory lacks, 0 when its tables fit."""

@@ -74,8 +74,8 @@ class Prediction:
         critical_path: the cycle that sets the iteration time.
         path_pieces: that cycle in a few pieces.
         memory: bytes by kind and rank.
-        fits: the fullest rank fits into the device, and the fullest machine's tables into the host's memory.
-        shortfall_bytes: what the rank lacks.
+        fits: every rank fits into its GPU, and the fullest machine's tables into the host's memory.
+        shortfall_bytes: what the rank with the least memory left lacks.
         host_shortfall_bytes: what the machine lacks.
         calibrated: measured where at least 90 % of the kernel time is, else extrapolated.
         calibration_share: share of kernel time by `Calibration`; `analytic` is extrapolated by a formula alone.
@@ -200,6 +200,8 @@ class Predictor:
         bound = bound_shares(edges)
         critical_us = critical_us_by_op(edges, path.iterations, ops=len(timeline.steps.op_names))
         active_us = float(own.device_active_us()[0, 0])
+        lacks = memory.shortfall_bytes(design.system)
+        host_lacks = memory.host_shortfall_bytes(design.system.node)
         return Prediction(
             iteration_time_us=max(period_us, fed_us),
             global_batch=design.training.global_batch,
@@ -213,9 +215,9 @@ class Predictor:
             critical_path=path,
             path_pieces=path_pieces(graph, edges),
             memory=memory,
-            fits=memory.fits(design.system.device) and not memory.host_shortfall_bytes(design.system.node),
-            shortfall_bytes=memory.shortfall_bytes(design.system.device),
-            host_shortfall_bytes=memory.host_shortfall_bytes(design.system.node),
+            fits=not (lacks or host_lacks),
+            shortfall_bytes=lacks,
+            host_shortfall_bytes=host_lacks,
             calibrated=_calibrated(shares),
             calibration_share=shares,
             fallback_ops=self.profile.overheads.unknown(op.name for op in graph.ops()),

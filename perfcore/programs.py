@@ -49,11 +49,13 @@ class Assembler:
         sizes: of the grid's axes.
         num_ranks: size of the rank axis; at most 64, the bits of a dominance mask.
         max_entries: of a table that merges neighbours.
+        hbm_bytes: of the ranks' GPUs on the grid, if anyone asks what is left of it.
     """
 
     sizes: tuple[int, ...]
     num_ranks: int
     max_entries: int
+    hbm_bytes: Array | None = None
     _matrices: _Store = field(default_factory=_Store)
     _values: _Store = field(default_factory=_Store)
     _dominators: _Store = field(default_factory=_Store)
@@ -65,7 +67,7 @@ class Assembler:
     _ranked: list[list[tuple[int, int]]] = field(default_factory=list)
     _stored: dict[int, tuple[Local, int, NDArray[np.uint64] | None]] = field(default_factory=dict)
     _dominance: list[tuple[NDArray[np.uint64], Axes]] = field(default_factory=list)
-    _memory: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    _memory: list[list[tuple[int, int, int, int]]] = field(default_factory=list)
     _merged: dict[tuple[int, int], tuple[Local, Local, Local | None]] = field(default_factory=dict)
     _summed: dict[int, tuple[Sequence[Any], list[_StoredSum]]] = field(default_factory=dict)
     _slots: int = 1
@@ -90,7 +92,10 @@ class Assembler:
             # The terms are kept, so that their id stays their own.
             self._summed[id(memory)] = memory, [self._stored_sum(*s) for s in self._sums(memory)]
         stored = self._summed[id(memory)][1]
-        self._memory.append([(self._key(axes), offset, ranked) for axes, offset, ranked in stored])
+        self._memory.append([(self._key(axes), offset, ranked, 0) for axes, offset, ranked in stored])
+        if self.hbm_bytes is not None:
+            ((there, axes),) = self._sums([self.hbm_bytes])
+            self._memory[-1].append((self._key(axes), *self._stored_sum(there, axes)[1:], 1))
 
     def programs(self) -> Programs:
         """All programs."""
@@ -105,7 +110,7 @@ class Assembler:
             key_term_bounds=_bounds(terms),
             rank_rows=_joined(self._ranked, 2),
             rank_bounds=_bounds(self._ranked),
-            memory_rows=_joined(self._memory, 3),
+            memory_rows=_joined(self._memory, 4),
             memory_bounds=_bounds(self._memory),
             matrices=_matrices(self._matrices.parts),
             values=np.concatenate([*self._values.parts, np.zeros(1)]),
@@ -226,17 +231,21 @@ class Assembler:
         self._dominance.clear()
 
     def _emit_curve(self, launch: CurveLaunch) -> None:
-        curve = launch.curve
+        curve, paced = launch.curve, launch.slowness.shape[1] > 1
+        entry = np.concatenate([curve.us, launch.slowness], axis=1) if paced else curve.us
         self._row(
             Instruction.CURVE,
             axes=launch.axes,
             caps=(launch.timing.gap_us, launch.timing.latency_us),
-            offset=self._values.add(curve.us.reshape(-1)),
-            length=curve.us.shape[1],
+            offset=self._values.add(np.ascontiguousarray(entry).reshape(-1)),
+            length=entry.shape[1],
+            count=curve.us.shape[1] if paced else 0,
             exponent=curve.exponent,
             points=curve.points,
             **_columns(launch),
         )
+        if paced:
+            self._dominance.append((_dominance(launch.slowness[:, :, None]), launch.axes))
 
     def _emit_bucket(self, amount: Amount, filled: dict[tuple[int, ...], int]) -> None:
         """Fill the terms up to the bucket's index, then guard what it launches."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfcore.cost.model import CostModel
 from perfcore.curves import Curve, price_curve
 from perfcore.errors import UnsupportedError
-from perfcore.graph.kernels import Bucket, Kernel, Total, dims, resolve, summed_dim, with_dims
+from perfcore.graph.kernels import Bucket, Collective, Kernel, Total, dims, resolve, summed_dim, with_dims
 from perfcore.graph.ops import Op, Region
 from perfcore.graph.presence import bucket_of
 from perfcore.grid import Axes, axes_of, entries, shrink, tabulate
@@ -78,11 +78,15 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveLaunch:
-    """A launch whose duration follows the last `Amount`; a row of -1 where it is absent."""
+    """A launch whose duration follows the last `Amount`; a row of -1 where it is absent.
+
+    `slowness` is `(e, r)`: a factor on the curve on each rank; r = 1 where all ranks are alike.
+    """
 
     axes: Axes
     curve: Curve
     timing: Timing
+    slowness: Array
 
 
 Segment: TypeAlias = "Local | Joint | Amount | CurveLaunch"
@@ -96,6 +100,7 @@ class Segmenter:
         sizes: of the grid's axes.
         num_ranks: size of the rank axis.
         max_entries: largest table into which a sum over layers is expanded.
+        slowness: of the ranks on the grid: a factor on what they launch, collectives apart; `None` where all are alike.
     """
 
     sizes: tuple[int, ...]
@@ -103,6 +108,7 @@ class Segmenter:
     cost: CostModel
     overheads: OverheadTable
     max_entries: int
+    slowness: Array | None = None
     _prices: dict[tuple[Any, ...], Array] = field(default_factory=dict)
     _regions: dict[tuple[int, bool], tuple[Region, list[Segment]]] = field(default_factory=dict)
     _curves: dict[tuple[Any, ...], Curve] = field(default_factory=dict)
@@ -118,7 +124,11 @@ class Segmenter:
                         kernels.setdefault(_key(launch.kernel), launch.kernel)
         missing = [key for key in kernels if key not in self._prices]
         priced = self.cost.predict_us([resolve(kernels[key]) for key in missing])
-        self._prices |= zip(missing, priced, strict=True)
+        self._prices |= {key: us * self._pace(kernels[key]) for key, us in zip(missing, priced, strict=True)}
+
+    def _pace(self, kernel: Kernel) -> Any:
+        """What a kernel's durations are multiplied by on each rank."""
+        return 1.0 if self.slowness is None or isinstance(kernel, Collective) else self.slowness
 
     def segments(self, region: Region, *, captured: bool) -> list[Segment]:
         """The segments of one region, cached by identity."""
@@ -256,11 +266,15 @@ class Segmenter:
         terms = tuple(self.term(t) for t in dim.terms)
         yield Amount(terms, dim if isinstance(dim, Bucket) else None, tuple(id(t) for t in dim.terms))
         taken = np.atleast_1d(masks[step["mask"]] if step["mask"] >= 0 else np.ones(1, dtype=bool))
-        yield CurveLaunch(*self._curve(kernel, name, terms, taken), _timing(step))
+        pace = np.atleast_1d(self._pace(kernel))
+        axes, curve = self._curve(kernel, name, terms, taken, pace)
+        yield CurveLaunch(axes, curve, _timing(step), tabulate(pace, axes, self.sizes))
 
-    def _curve(self, kernel: Kernel, name: str, terms: Sequence[Term], taken: Any) -> tuple[Axes, Curve]:
+    def _curve(
+        self, kernel: Kernel, name: str, terms: Sequence[Term], taken: Any, pace: Any
+    ) -> tuple[Axes, Curve]:
         others = {k: v for k, v in dims(kernel).items() if k != name and isinstance(v, np.ndarray)}
-        axes = axes_of([*others.values(), taken], num_axes=len(self.sizes))
+        axes = axes_of([*others.values(), taken, pace], num_axes=len(self.sizes))
         columns = {k: tabulate(v, axes, self.sizes) for k, v in others.items()}
         present = tabulate(taken, axes, self.sizes)
         if any(c.shape[1] > 1 for c in (*columns.values(), present)):

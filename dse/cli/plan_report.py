@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dse.placement.report.build import Certificate, OtherWay, PlanReport, RankLine, TableLine
 from dse.placement.report.files import DESIGN
+from dse.ranks import differing_text
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
 if TYPE_CHECKING:
@@ -104,15 +107,15 @@ def facts_of(found: CertifiedPlan, predictor: Predictor, *, caches: bool) -> dic
     }
     if caches:
         facts["tables in host memory"] = _on_hosts(found)
-    slow = [s for s in found.design.system.slowness if s != 1]
-    if slow:
-        facts["ranks of another pace"] = f"{len(slow)} of {len(found.load_us)}, {_times(slow)} as long"
+    if found.design.system.uneven:
+        facts["ranks that differ"] = differing_text(found.design.system)
     return facts | {"profile": predictor.profile.name}
 
 
 def _fullest(found: CertifiedPlan) -> str:
-    rank = int(found.total_hbm_bytes.argmax())
-    there = found.design.system.device.hbm_bytes
+    all_there = np.array(found.design.system.rank_hbm_bytes)
+    rank = int((found.total_hbm_bytes - all_there).argmax())
+    there = all_there[rank]
     used = found.total_hbm_bytes[rank]
     return f"{rank}, {used / BYTES_PER_GIB:.1f} of {there / BYTES_PER_GIB:.1f} GiB with everything else of the job"
 
@@ -124,8 +127,3 @@ def _on_hosts(found: CertifiedPlan) -> str:
     machine = int((found.host_bytes / found.host_capacity_bytes).argmax())
     used, there = (b[machine] / BYTES_PER_GIB for b in (found.host_bytes, found.host_capacity_bytes))
     return f"{count} of {len(found.tables)}, {used:.1f} of {there:.1f} GiB on the fullest machine"
-
-
-def _times(slowness: Sequence[float]) -> str:
-    low, high = min(slowness), max(slowness)
-    return f"{low:g} times" if low == high else f"{low:g} to {high:g} times"

@@ -79,8 +79,10 @@ def explain(
 
 def to_json(design: Design, prediction: Prediction) -> dict[str, Any]:
     """The prediction in milliseconds and GiB."""
+    from dse.ranks import entries_of
+
     p, host = prediction, prediction.host
-    rank = p.memory.peak_rank
+    rank, _ = p.memory.fullest(design.system)
     return {
         "iteration_time_ms": p.iteration_time_us / 1e3,
         "samples_per_second": p.samples_per_second,
@@ -98,9 +100,10 @@ def to_json(design: Design, prediction: Prediction) -> dict[str, Any]:
         "exposed_communication_ms": p.exposed_communication_us / 1e3,
         "bound_by": p.bound_by,
         "bound_share": p.bound_share,
-        "hbm_gib": float(p.memory.total.max()) / 2**30,
+        "hbm_gib": float(p.memory.total[rank]) / 2**30,
         "hbm_by_kind_gib": {k: v / 2**30 for k, v in p.memory.by_kind(rank).items()},
-        "device_hbm_gib": design.system.device.hbm_bytes / 2**30,
+        "device_hbm_gib": design.system.rank_hbm_bytes[rank] / 2**30,
+        "fullest_rank": rank,
         "fits": p.fits,
         "shortfall_gib": p.shortfall_bytes / 2**30,
         "host_shortfall_gib": p.host_shortfall_bytes / 2**30,
@@ -109,6 +112,7 @@ def to_json(design: Design, prediction: Prediction) -> dict[str, Any]:
         "profile": p.profile,
         "device": design.system.device.name,
         "world_size": design.system.world_size,
+        "ranks": entries_of(design.system),
         "global_batch": p.global_batch,
         "described_rank": p.rank,
         "fallback_ops": p.fallback_ops,

@@ -10,6 +10,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from dse.cli._console import new_console
+from dse.ranks import differing_text
 from perfcore.breakdown import OpCost
 from perfcore.design.design import Design
 from perfcore.graph.kernels import CollectiveKind
@@ -59,9 +60,11 @@ def _headline(console: Console, design: Design, p: Prediction) -> None:
             "for the tables of one machine.",
             highlight=False,
         )
+    if system.uneven:
+        console.print(f"Ranks that differ: {differing_text(system)}.", highlight=False)
     if p.shortfall_bytes:
         console.print(
-            f"[red]Does not fit:[/red] rank {p.memory.peak_rank} lacks {p.shortfall_bytes / BYTES_PER_GIB:.1f} GiB.",
+            f"[red]Does not fit:[/red] rank {p.memory.fullest(system)[0]} lacks {p.shortfall_bytes / BYTES_PER_GIB:.1f} GiB.",
             highlight=False,
         )
 
@@ -113,8 +116,8 @@ def _op_columns(ops: Sequence[OpCost]) -> tuple[str, str, str, str]:
 
 
 def _memory(design: Design, p: Prediction) -> Table:
-    rank = p.memory.peak_rank
-    total, device = float(p.memory.total[rank]), design.system.device.hbm_bytes
+    rank, _ = p.memory.fullest(design.system)
+    total, device = float(p.memory.total[rank]), design.system.rank_hbm_bytes[rank]
     table = _table(f"Device memory of the fullest rank ({rank})", "", "GiB")
     for kind, size in p.memory.by_kind(rank).items():
         table.add_row(kind.replace("_", " "), f"{size / BYTES_PER_GIB:.2f}")

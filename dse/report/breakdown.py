@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dse.ranks import differing_text
 from perfcore.errors import PerfcoreError
 from perfcore.units import BYTES_PER_GIB, US_PER_MS
 
@@ -32,8 +33,9 @@ class Breakdown:
         device_ms: by part of the model, then exposed communication and idle time.
         host_ms: by overhead, the rest is waiting.
         memory_gib: of the fullest rank by kind.
-        capacity_gib: of the device.
+        capacity_gib: of that rank's GPU.
         device: what people call it.
+        ranks: which of them differ from the device, in words; empty where none does.
         gpus: ranks.
         global_batch: samples per iteration.
         bound_by: what most of the critical path is.
@@ -50,6 +52,7 @@ class Breakdown:
     memory_gib: dict[str, float]
     capacity_gib: float
     device: str
+    ranks: str
     gpus: int
     global_batch: int
     bound_by: str
@@ -102,7 +105,7 @@ def breakdowns_of(files: list[Path], *, profile: str) -> Breakdowns:
 def breakdown_of(name: str, prediction: Prediction, *, system: System) -> Breakdown:
     """What one prediction says, in ms and GiB."""
     total = prediction.iteration_time_us / US_PER_MS
-    worst = prediction.memory.peak_rank
+    worst, _ = prediction.memory.fullest(system)
     return Breakdown(
         name=name,
         iteration_ms=total,
@@ -110,8 +113,9 @@ def breakdown_of(name: str, prediction: Prediction, *, system: System) -> Breakd
         device_ms=_device_ms(prediction),
         host_ms=_host_ms(prediction),
         memory_gib={k: v / BYTES_PER_GIB for k, v in prediction.memory.by_kind(worst).items()},
-        capacity_gib=system.device.hbm_bytes / BYTES_PER_GIB,
+        capacity_gib=system.rank_hbm_bytes[worst] / BYTES_PER_GIB,
         device=system.device.description,
+        ranks=differing_text(system),
         gpus=system.world_size,
         global_batch=prediction.global_batch,
         bound_by=prediction.bound_by,

@@ -128,6 +128,7 @@ def _headline(run: RunFiles, by_row: dict[int, Breakdown]) -> str:
     if design is None:
         return said + "."
     where = f"{design.gpus} × {design.device}" if design.gpus > 1 else f"one {design.device}"
+    where += f"; ranks that differ: {design.ranks}" * bool(design.ranks)
     return said + f", on {escaped(where)}. {_bound(design)} Everything here is predicted, not measured."
 
 
@@ -198,7 +199,8 @@ def _breakdown(found: Breakdowns, run: RunFiles) -> str:
         return f"<section><h2>Where the time goes</h2>{notes}</section>" if notes else ""
     names = [_bar_name(run, d) for d in found.designs]
     device, host = (compute_stacks(found.designs, names, host=on_host) for on_host in (False, True))
-    capacity = found.designs[0].capacity_gib
+    capacities = {d.capacity_gib for d in found.designs}
+    capacity = capacities.pop() if len(capacities) == 1 else None
     return (
         "<section><h2>Where the time goes</h2>"
         "<p>Time per sample, so that designs of different batches compare. First the GPU on the critical path: kernels by part "

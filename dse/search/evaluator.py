@@ -49,15 +49,16 @@ class BulkTimes:
         """Memory of the tables."""
         return sum(predictor.table_bytes for _, predictor in self._parts)
 
-    def price(self, codes: Codes) -> tuple[Array, Array]:
-        """`(n,)` iteration time in µs and `(n,)` bytes of the fullest rank, of `(n, a)` candidates."""
-        time_us, hbm_bytes = np.full(len(codes), np.nan), np.full(len(codes), np.nan)
+    def price(self, codes: Codes) -> tuple[Array, Array, Array]:
+        """`(n,)` iteration time in µs, bytes of the fullest rank, and bytes that it has left, of `(n, a)` candidates."""
+        time_us, hbm_bytes, left_bytes = (np.full(len(codes), np.nan) for _ in range(3))
         for grid, predictor in self._parts:
             rows = np.flatnonzero(grid.covers(codes))
             structures, grid_codes = grid.locate(codes[rows])
             priced = predictor.evaluate(structures, grid_codes)
-            time_us[rows], hbm_bytes[rows] = priced.iteration_time_us, priced.hbm_bytes
-        return time_us, hbm_bytes
+            time_us[rows] = priced.iteration_time_us
+            hbm_bytes[rows], left_bytes[rows] = priced.hbm_bytes, priced.left_bytes
+        return time_us, hbm_bytes, left_bytes
 
 
 def _tables(grid: Grid, profile: Profile, cache: TableCache | None) -> BulkTables:
@@ -72,6 +73,8 @@ def _tables(grid: Grid, profile: Profile, cache: TableCache | None) -> BulkTable
         cost=profile.cost_model(),
         overheads=profile.overheads,
         memory=MemoryOfGrid(),
+        slowness=grid.slowness,
+        hbm_bytes=grid.hbm_bytes,
     )
     if cache:
         cache.write(key, built.arrays)
@@ -93,9 +96,14 @@ class SpaceEvaluator:
 
 
 def evaluation_of(
-    config: StudyConfig, quality: QualityModel | None, codes: Codes, time_us: Array, hbm_bytes: Array
+    config: StudyConfig,
+    quality: QualityModel | None,
+    codes: Codes,
+    time_us: Array,
+    hbm_bytes: Array,
+    left_bytes: Array,
 ) -> Evaluation:
-    """The evaluation of `(n, a)` codes with `(n,)` iteration times in µs and `(n,)` bytes of the fullest rank."""
+    """The evaluation of `(n, a)` codes with what `BulkTimes.price` says of them."""
     space = config.space
     proxy = quality.predict(features_of(space, codes)) if quality else None
     metrics = metrics_of(
@@ -104,6 +112,7 @@ def evaluation_of(
         global_batch=column(space, codes, "training.global_batch").astype(np.float64),
         world_size=column(space, codes, "system.world_size").astype(np.float64),
         circumstances=config.circumstances,
+        left_bytes=left_bytes if space.unequal_memory else None,
         quality_loss=None if proxy is None else proxy.loss,
         quality_std=None if proxy is None else proxy.std,
     )

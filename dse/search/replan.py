@@ -64,7 +64,7 @@ def replanned(
     *,
     place: Place,
     predictor: Predictor,
-    evaluate: Callable[[Codes, Array, Array], Evaluation],
+    evaluate: Callable[[Codes, Array, Array, Array], Evaluation],
     searches: int,
 ) -> Replanned:
     """The front with better plans where `auto` may choose them; the same front where nothing is open.
@@ -77,7 +77,8 @@ def replanned(
         evaluation: of the front.
         place: gave the plans so far.
         predictor: of the space's device.
-        evaluate: evaluation of `(n, a)` codes with `(n,)` iteration times in µs and `(n,)` bytes of the fullest rank.
+        evaluate: evaluation of `(n, a)` codes with `(n,)` iteration times in µs, bytes of the fullest rank, and bytes
+            that it has left.
         searches: designs whose plans are searched, at most.
     """
     rows = np.concatenate([codes, _twins(space, codes)])
@@ -90,8 +91,7 @@ def replanned(
         p for m in chosen for p in brief_plans(m.design, predictor=predictor, work=_WORK, rounds=_ROUNDS)
     ]
     designs, times_us = _fastest(members, before_us, list(dict.fromkeys(found)), predictor)
-    held = np.array([float(memory_of(d).total.max()) for d in designs])
-    evaluated = evaluate(rows, times_us, held)
+    evaluated = evaluate(rows, times_us, *np.array([_held_and_left(d) for d in designs]).T)
     front = Found.among(rows, evaluated).codes
     at = [int(np.flatnonzero((rows == row).all(axis=1))[0]) for row in front]
     return Replanned(
@@ -101,6 +101,13 @@ def replanned(
         searches=len(chosen),
         improved=sum(bool(times_us[i] < before_us[i]) for i in at),
     )
+
+
+def _held_and_left(design: Design) -> tuple[float, float]:
+    """Bytes of the fullest rank, and what it has left."""
+    memory = memory_of(design)
+    rank, left = memory.fullest(design.system)
+    return float(memory.total[rank]), left
 
 
 def _twins(space: SearchSpace, codes: Codes) -> Codes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from dse.constraints import labels_of
 from dse.errors import StudyError
 from dse.manifest import Manifest, host, text_hash, versions
+from dse.ranks import ranks_text
 from dse.schema_space import NAME
 from dse.search.sampler import DEFAULT_SAMPLER, check_sampler
 from dse.search.study import Effort
@@ -147,4 +148,7 @@ def resolved_lines(config: StudyConfig) -> list[str]:
     objectives = [f"objective {o.metric}: {o.direction}" for o in config.objectives]
     limits = [f"constraint {label}" for label in labels_of(config.constraints)]
     rest = [f"{space.device}", f"{space.node}", f"{config.circumstances}", f"quality: {config.quality}"]
-    return [*axes, *fixed, *tables, *objectives, *limits, *rest]
+    ranks = [
+        f"ranks {ranks_text(g.ranks)}: slowness {g.slowness}, hbm_bytes {g.hbm_bytes}" for g in space.ranks
+    ]
+    return [*axes, *fixed, *tables, *objectives, *limits, *rest, *ranks]

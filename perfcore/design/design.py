@@ -153,6 +153,8 @@ def from_dict(data: Mapping[str, Any]) -> Design:
                 device=from_mapping(Device, data["system"]["device"]),
                 node=from_mapping(Node, data["system"]["node"]),
                 world_size=data["system"]["world_size"],
+                slowness=tuple(data["system"].get("slowness", ())),
+                hbm_bytes=tuple(data["system"].get("hbm_bytes", ())),
             ),
         )
     except KeyError as err:

@@ -106,12 +106,14 @@ class System:
         world_size: ranks.
         slowness: how many times as long the launches of each rank take as the device's, collectives apart (older or
             throttled GPUs among the others); empty where all ranks are alike.
+        hbm_bytes: memory of each rank's GPU, `None` where it is the device's; empty where that is so on all.
     """
 
     device: Device
     node: Node
     world_size: int = 1
     slowness: tuple[float, ...] = ()
+    hbm_bytes: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a world that whole machines do not make up."""
@@ -121,20 +123,47 @@ class System:
                 f"`world_size` must be 1 to {gpus}, or a multiple of the node's {gpus} GPUs, "
                 f"but got world_size={self.world_size}."
             )
-        if self.slowness and len(self.slowness) != self.world_size:
-            raise HardwareError(
-                f"`slowness` must name every rank or none, but got {len(self.slowness)} for "
-                f"world_size={self.world_size}."
-            )
-        if not all(0 < s < math.inf for s in self.slowness):
-            raise HardwareError(
-                f"`0 < slowness < inf` must hold, but got {min(self.slowness)} to {max(self.slowness)}."
-            )
+        for name in ("slowness", "hbm_bytes"):
+            values = getattr(self, name)
+            if values and len(values) != self.world_size:
+                raise HardwareError(
+                    f"`{name}` must name every rank or none, but got {len(values)} for "
+                    f"world_size={self.world_size}."
+                )
+            known = [v for v in values if v is not None]
+            if not all(0 < v < math.inf for v in known):
+                raise HardwareError(f"`0 < {name} < inf` must hold, but got {min(known)} to {max(known)}.")
 
     @property
     def local_world_size(self) -> int:
         """Ranks on one machine."""
         return min(self.world_size, self.node.gpus)
+
+    @property
+    def rank_hbm_bytes(self) -> tuple[float, ...]:
+        """Memory of each rank's GPU."""
+        own = self.device.hbm_bytes
+        return tuple(own if b is None else b for b in self.hbm_bytes or (None,) * self.world_size)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some rank's GPU is said to differ from the device."""
+        return bool(self.slowness or self.hbm_bytes)
+
+    def even(self, world_size: int) -> System:
+        """So many ranks, all of them as the device is."""
+        return System(self.device, self.node, world_size)
+
+    def resized(self, world_size: int) -> System:
+        """So many ranks: the first of these, and beyond them what the device is."""
+        more = max(world_size - self.world_size, 0)
+        return System(
+            self.device,
+            self.node,
+            world_size,
+            (self.slowness + (1.0,) * more)[:world_size] if self.slowness else (),
+            (self.hbm_bytes + (None,) * more)[:world_size] if self.hbm_bytes else (),
+        )
 
 
 H = TypeVar("H", Device, Node)

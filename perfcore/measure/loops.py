@@ -113,4 +113,4 @@ def _table_optimizer(position: int) -> Optimizer:
 
 
 def _alone(system: System, model: Model, training: Training, fusion: Fusion) -> Design:
-    return Design(model, training, fusion, ShardingPlan.on_one_rank(model), replace(system, world_size=1))
+    return Design(model, training, fusion, ShardingPlan.on_one_rank(model), system.even(1))

@@ -58,12 +58,15 @@ def reduce_design(
         )
     if batch < design.local_batch:
         notes.append(f"batch capped to {batch} of {design.local_batch}")
+    if design.system.uneven:
+        notes.append("devices as they are here, whatever `system.ranks` says of them")
+        design = replace(design, system=design.system.even(design.system.world_size))
     if ranks == 1:
         design = replace(
             design,
             training=replace(design.training, global_batch=design.local_batch),
             sharding=ShardingPlan.on_one_rank(design.model),
-            system=replace(design.system, world_size=1),
+            system=design.system.even(1),
         )
     rows = _row_cap(design, max_rows=max_rows, max_table_bytes=max_table_bytes)
     capped = sum(t.num_embeddings > rows for t in design.model.tables)

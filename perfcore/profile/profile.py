@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def on_machine(machine: tuple[Device, Node | None] | None, system: System) -> Sy
     if machine is None:
         return system
     device, node = machine
-    return System(device, node or system.node, system.world_size)
+    return replace(system, device=device, node=node or system.node)
 
 
 def profile_names() -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dse.errors import NoFeasibleCandidateError
-from dse.placement.capacity import tables_capacity_bytes
+from dse.placement.capacity import rest_bytes
 from dse.placement.design.options import Offer, Options
 from dse.placement.design.plan_search import PROVEN, PlanSearch
 from dse.placement.design.problem import Transform, problem_of
@@ -164,7 +164,6 @@ def _result(run: PlanSearch, started: float, *, explain: bool) -> CertifiedPlan:
     loads = loads_of(surrogate.problem, assignment)
     gap = gap_pct(run.upper_us, run.lower_us)
     capacity, conditions = run.problem.capacity_bytes, run.problem.conditions
-    rest = run.design.system.device.hbm_bytes - tables_capacity_bytes(run.design)
     return CertifiedPlan(
         design=replace(run.design, sharding=run.plan),
         iteration_time_us=run.upper_us,
@@ -176,7 +175,7 @@ def _result(run: PlanSearch, started: float, *, explain: bool) -> CertifiedPlan:
         load_us=loads.cost,
         hbm_bytes=loads.bytes,
         capacity_bytes=capacity,
-        total_hbm_bytes=loads.bytes + rest,
+        total_hbm_bytes=loads.bytes + rest_bytes(run.design),
         host_bytes=loads.host_bytes,
         host_capacity_bytes=conditions.host_capacity_bytes,
         tables=_tables(run, surrogate.problem, bound.options, assignment, explain=explain),

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dse.placement.capacity import tables_capacity_bytes
+from dse.placement.capacity import rank_capacity_bytes
 from dse.placement.design.bound import ClassBound
 from dse.placement.design.changes import Change, single_changes
 from dse.placement.design.classes import class_bounds, refine
 from dse.placement.design.conditions import Conditions
 from dse.placement.design.options import Offer, options_of
 from dse.placement.design.plan_time import PlanTimes
+from dse.placement.design.probing import shard_costs
 from dse.placement.design.problem import (
     DesignProblem,
     Surrogate,
@@ -27,7 +28,6 @@ from dse.placement.design.problem import (
     surrogate_of,
     values_us,
 )
-from dse.placement.design.shard_costs import shard_costs
 from dse.placement.solver.problem import Array, Assignment, loads_of
 from perfcore.design.design import Design
 from perfcore.design.sharding import ShardingPlan, ShardingType
@@ -94,8 +94,8 @@ class PlanSearch:
         """What may be chosen; takes away from the options what the limits do."""
         shards = self.costs.bytes[self.options.shard_probe]
         most = np.maximum.reduceat(shards, self.options.first_shard[:-1])
-        capacity = np.full(self.design.system.world_size, tables_capacity_bytes(self.design))
-        problem = DesignProblem(self.options.options, most, capacity, Conditions.of(self.design))
+        capacity, conditions = rank_capacity_bytes(self.design), Conditions.of(self.design)
+        problem = DesignProblem(self.options.options, most, capacity, conditions)
         if self.limits is None:
             return problem
         limited = _without_copies(self.limits(problem))

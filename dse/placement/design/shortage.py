@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from dse.placement.capacity import tables_capacity_bytes
+from dse.placement.capacity import rank_capacity_bytes, tables_capacity_bytes
 from dse.placement.instances.estimate import memory_of_tables
 from dse.placement.instances.labels import Labels
 from dse.placement.instances.shortage import Solve, fullest_share
 from dse.placement.solver.problem import Problem
 from perfcore.design import hardware
 from perfcore.design.design import Design
-from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable
 from perfcore.design.sharding import ShardingPlan
 from perfcore.design.training import Optimizer, Precision
@@ -27,13 +26,14 @@ _SMALLEST_BATCH_PARTS = (2, 4, 8, 16)
 
 def tables_problem(design: Design) -> tuple[Problem, Labels]:
     """Every way to split the tables of a design, with memory alone."""
-    return memory_of_tables(
+    problem, labels = memory_of_tables(
         _tables(design),
         design.training,
         design.system,
         capacity_bytes=tables_capacity_bytes(design),
         fusion=design.fusion,
     )
+    return replace(problem, capacity_bytes=rank_capacity_bytes(design)), labels
 
 
 def _tables(design: Design) -> list[EmbeddingTable]:
@@ -46,7 +46,7 @@ def _tables(design: Design) -> list[EmbeddingTable]:
 def fits(design: Design, solve: Solve) -> bool:
     """Whether a placement of the design's tables was found that fits."""
     problem, _ = tables_problem(design)
-    if problem.capacity_bytes[0] <= 0 or least_bytes(problem) > problem.capacity_bytes.sum():
+    if problem.capacity_bytes.min() <= 0 or least_bytes(problem) > problem.capacity_bytes.sum():
         return False
     return fullest_share(problem, solve) <= 1
 
@@ -88,7 +88,7 @@ def _with_gpus(design: Design, size: int) -> Design:
     return replace(
         design,
         sharding=ShardingPlan.on_one_rank(design.model),
-        system=System(design.system.device, design.system.node, size),
+        system=design.system.resized(size),
     )
 
 
@@ -138,7 +138,7 @@ def _larger_gpu(design: Design, solve: Solve) -> str | None:
         if device.hbm_bytes <= own.hbm_bytes:
             continue
         try:
-            system = System(device, hardware.default_node(device.name), design.system.world_size)
+            system = replace(design.system, device=device, node=hardware.default_node(device.name))
         except PerfcoreError:
             continue  # its machines do not make up this world
         if fits(replace(design, system=system), solve):

@@ -18,6 +18,7 @@ from dse.placement.instances.limits_schema import KindEntry, LimitsFile
 from dse.placement.instances.together import Together, groups_of, option_sets, put_together
 from dse.placement.solver.problem import Array, Ints, Mask, Problem, Where
 from dse.problems import Problems
+from dse.ranks import check_ranks, check_there
 from dse.validation_text import nearest
 from dse.yaml_loader import Document, load_yaml
 from perfcore.units import BYTES_PER_GIB
@@ -88,19 +89,13 @@ def limited(problem: Problem, labels: Labels, document: Document[LimitsFile]) ->
 
 
 def check_names(limits: LimitsFile, position: Mapping[str, int], num_ranks: int, problems: Problems) -> None:
-    """Every named table and rank exists; no table stays together with two groups."""
+    """Every named table and rank exists; no rank differs in two ways, no table stays together with two groups."""
     for loc, name in _named_tables(limits):
         if name not in position:
             problems.add(loc, f"no table is called {name!r}; {_known(name, list(position))}")
-    named = {("ranks", i): e.ranks for i, e in enumerate(limits.ranks)}
-    for at, ranks in (named | {("pin", i): e.ranks for i, e in enumerate(limits.pin)}).items():
-        if max(ranks) >= num_ranks:
-            there = (
-                f"there are {num_ranks} ranks, 0 to {num_ranks - 1}"
-                if num_ranks > 1
-                else "there is rank 0 alone"
-            )
-            problems.add((*at, "ranks"), f"{there}, but got {max(ranks)}")
+    check_ranks(limits.ranks, num_ranks, problems, "ranks")
+    for i, entry in enumerate(limits.pin):
+        check_there(entry.ranks, num_ranks, problems, "pin", i, "ranks")
     seen: set[str] = set()
     for i, group in enumerate(limits.together):
         for j, name in enumerate(group):
@@ -263,10 +258,11 @@ def hosts_capacity(capacity_bytes: Array, limits: LimitsFile) -> Array:
 
 
 def slower(slowness: Array, limits: LimitsFile) -> Array:
-    """`(r,)`: ranks that differ."""
+    """`(r,)`: what is said of ranks that differ takes the place of what was known of them."""
     slowness = slowness.copy()
     for entry in limits.ranks:
-        slowness[entry.ranks] *= entry.slowness
+        if entry.slowness is not None:
+            slowness[entry.ranks] = entry.slowness
     return slowness
 
 

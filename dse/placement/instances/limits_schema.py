@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from dse.schema import MAX_WORLD_SIZE, Positive, Rank, Section
+from dse.schema import Positive, RankEntry, RankList, Section
 
 TYPES = (
     "data_parallel",
@@ -29,32 +28,9 @@ Kind: TypeAlias = Literal[
 ]
 
 
-def _ranks(value: Any) -> Any:
-    """`8-15` means all of 8 to 15, both included; a single rank may stand without brackets.
-
-    A range beyond all ranks is not written out, so that one mistake is told once.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return [value]
-    found = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", value) if isinstance(value, str) else None
-    if found is None:
-        return value
-    first, last = int(found[1]), int(found[2])
-    return [last] if last >= MAX_WORLD_SIZE else list(range(first, last + 1))
-
-
-RankList: TypeAlias = Annotated[list[Rank], BeforeValidator(_ranks), Field(min_length=1)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, strict=True)]
 Names: TypeAlias = Annotated[list[Name], Field(min_length=1)]
 Kinds: TypeAlias = Annotated[list[Kind], Field(min_length=1)]
-
-
-class RankEntry(Section):
-    """Ranks that differ from the others."""
-
-    ranks: RankList
-    slowness: Positive = 1.0
-    hbm_gib: Positive | None = None
 
 
 class PinEntry(Section):

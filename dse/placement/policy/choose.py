@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dse.placement.capacity import without_tables
+from dse.placement.capacity import rank_capacity_bytes
 from dse.placement.policy.options import ALL_KINDS, Policy
 from dse.placement.policy.place import Array, Placement, place
 from perfcore.design.design import Design
@@ -118,9 +118,8 @@ def fitting(design: Design, plans: Sequence[ShardingPlan]) -> list[ShardingPlan]
     names["shards"] = Shards(
         **{f: np.stack([getattr(s, f) for s in shards]) for f in Shards.__dataclass_fields__}
     )
-    held = embedding_bytes(Dims(**names), structure).max(axis=1)
-    capacity = without_tables(design.model, design.training, design.fusion, design.system)[2]
-    return [p for p, most in zip(even, held, strict=True) if most <= capacity]
+    over = (embedding_bytes(Dims(**names), structure) - rank_capacity_bytes(design)).max(axis=1)
+    return [p for p, most in zip(even, over.tolist(), strict=True) if most <= 0]
 
 
 def by_policies(model: Model, training: Training, system: System) -> list[Placement]:

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.placement.capacity import without_tables
+from dse.placement.capacity import rank_capacity_bytes, without_tables
 from dse.placement.policy.cost import Pieces, ShardCost
 from dse.placement.solver.problem import Where
 from perfcore.design.design import Design
@@ -56,7 +56,8 @@ class Instance:
         count: `(o,)` shards.
         load_us: `(o,)` µs per iteration that one shard adds to its rank.
         bytes: `(o,)` memory that one shard adds to its rank.
-        capacity_bytes: what a rank can give to tables; may be negative.
+        capacity_bytes: `(r,)` what each rank can give to tables; may be negative.
+        slowness: `(r,)` factor on the loads of each rank.
         num_ranks: ranks.
         ranks_per_host: ranks of a machine.
     """
@@ -67,7 +68,8 @@ class Instance:
     count: Ints
     load_us: Array
     bytes: Array
-    capacity_bytes: float
+    capacity_bytes: Array
+    slowness: Array
     num_ranks: int
     ranks_per_host: int
 
@@ -109,7 +111,8 @@ def instance_of(
         count=np.array([s.count for s in splits], dtype=np.int64),
         load_us=np.ascontiguousarray(prices[:, 0]),
         bytes=np.ascontiguousarray(prices[:, 1]),
-        capacity_bytes=without_tables(design.model, design.training, design.fusion, design.system)[2],
+        capacity_bytes=rank_capacity_bytes(design),
+        slowness=np.array(design.system.slowness or np.ones(ranks)),
         num_ranks=ranks,
         ranks_per_host=local,
     )

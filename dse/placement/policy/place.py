@@ -37,7 +37,7 @@ class Solution:
     Attributes:
         option: `(t,)` chosen options.
         ranks: for each table the ranks of its shards.
-        load_us: `(r,)` summed loads.
+        load_us: `(r,)` summed loads, on ranks as slow as they are.
         bytes: `(r,)` summed bytes.
     """
 
@@ -55,16 +55,16 @@ class Placement:
         plan: the placement.
         load_us: `(r,)` µs of embedding work and exchange per iteration, by the cost that was minimised.
         hbm_bytes: `(r,)` memory of the shards with their optimizer state and buffers.
-        capacity_bytes: what a rank can give to tables; negative when the rest alone does not fit.
+        capacity_bytes: `(r,)` what each rank can give to tables; negative when the rest alone does not fit.
         feasible: every rank's `hbm_bytes` is within capacity.
         worst_table: the table with the largest shard on the fullest rank.
-        worst_rank: the fullest rank.
+        worst_rank: the fullest rank: the one with the least memory left.
     """
 
     plan: ShardingPlan
     load_us: Array
     hbm_bytes: Array
-    capacity_bytes: float
+    capacity_bytes: Array
     feasible: bool
     worst_table: str
     worst_rank: int
@@ -77,10 +77,11 @@ class Placement:
         """
         if self.feasible:
             return
-        needed, most = (v / BYTES_PER_GIB for v in (self.hbm_bytes[self.worst_rank], self.capacity_bytes))
+        needed, most = (v[self.worst_rank] / BYTES_PER_GIB for v in (self.hbm_bytes, self.capacity_bytes))
+        alike = bool((self.capacity_bytes == self.capacity_bytes[0]).all())
         raise NoFeasibleCandidateError(
-            f"Tables need at most {max(most, 0.0):.1f} GiB on each rank beside the rest of the job, but rank "
-            f"{self.worst_rank} needs {needed:.1f} GiB, and table {self.worst_table!r} has the most of it.",
+            f"Tables need at most {max(most, 0.0):.1f} GiB on {'each' if alike else 'that'} rank beside the rest of the "
+            f"job, but rank {self.worst_rank} needs {needed:.1f} GiB, and table {self.worst_table!r} has the most of it.",
             hint="Raise world_size, lower embedding_dim or the batch, store tables in bf16, choose rowwise_adagrad "
             "or sgd for tables, or allow the policy `row_wise` or `auto`.",
         )
@@ -137,16 +138,17 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
     """The best assignment found: least overflow, then least maximum load; the same plan everywhere."""
     from dse.placement.solver.anytime import Search
 
-    problem = homogeneous(
+    alike = homogeneous(
         first_option=instance.first,
         first_shard=np.concatenate([[0], np.cumsum(instance.count)]).astype(np.int64),
         where=instance.where,
         cost=np.repeat(instance.load_us, instance.count)[:, None],
         bytes_=np.repeat(instance.bytes, instance.count),
-        capacity_bytes=instance.capacity_bytes,
+        capacity_bytes=float(instance.capacity_bytes.max()),
         num_ranks=instance.num_ranks,
         ranks_per_host=instance.ranks_per_host,
     )
+    problem = replace(alike, capacity_bytes=instance.capacity_bytes, slowness=instance.slowness)
     if (instance.where == Where.ALL).all() and len(instance.where) == instance.num_tables:
         everyone = tuple(range(instance.num_ranks))
         found = Assignment(np.arange(instance.num_tables), (everyone,) * instance.num_tables)
@@ -166,10 +168,14 @@ def solve(instance: Instance, *, seed: int = 0) -> Solution:
 
 
 def _least_load_us(instance: Instance) -> float:
-    """No assignment loads its fullest rank less: that is at least the mean, and holds any table's shard."""
+    """No assignment loads its fullest rank less: that is at least the mean, and holds any table's shard.
+
+    A rank of slowness `s` does `load / s` of the work, so the mean is over `1 / s`.
+    """
     first = instance.first[:-1]
     total_us = float(np.minimum.reduceat(instance.load_us * instance.count, first).sum())
-    return max(total_us / instance.num_ranks, float(np.minimum.reduceat(instance.load_us, first).max()))
+    largest_us = float(np.minimum.reduceat(instance.load_us, first).max())
+    return max(total_us / float((1 / instance.slowness).sum()), largest_us * float(instance.slowness.min()))
 
 
 def _may_fit(instance: Instance) -> bool:
@@ -177,7 +183,8 @@ def _may_fit(instance: Instance) -> bool:
     first, capacity = instance.first[:-1], instance.capacity_bytes
     total = float(np.minimum.reduceat(instance.bytes * instance.count, first).sum())
     largest = float(np.minimum.reduceat(instance.bytes, first).max())
-    return max(total / instance.num_ranks, largest) <= capacity
+    # The rest of a job that does not fit into some rank fits nowhere.
+    return total <= capacity.sum() and largest <= capacity.max() and bool((capacity >= 0).all())
 
 
 def _policy(name: str) -> Policy:
@@ -193,7 +200,7 @@ def _placement(design: Design, instance: Instance, solution: Solution) -> Placem
         TableSharding(table.name, instance.kinds[o], ranks)
         for table, o, ranks in zip(design.model.tables, solution.option, solution.ranks, strict=True)
     )
-    worst = int(np.argmax(solution.bytes))
+    worst = int(np.argmax(solution.bytes - instance.capacity_bytes))
     held = [
         instance.bytes[o] * ranks.count(worst)
         for o, ranks in zip(solution.option, solution.ranks, strict=True)

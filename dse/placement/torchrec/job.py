@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dse.errors import SpaceError
+from dse.ranks import differing_text
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable
@@ -115,7 +116,15 @@ def machine_of(system: System) -> Machine:
     """The machine that a design's system is, with TorchRec's usual 15 % reserve.
 
     Bandwidths are the data sheets' GB/s taken as GiB/s, as TorchRec's own constants are; memory is what there is.
+
+    Raises:
+        SpaceError: its GPUs differ.
     """
+    if system.uneven:
+        raise SpaceError(
+            f"TorchRec's planner knows equal GPUs alone, but these ranks differ: {differing_text(system)}.",
+            hint="Compare without them: --set system.ranks=[].",
+        )
     device, node = system.device, system.node
     return Machine(
         num_ranks=system.world_size,

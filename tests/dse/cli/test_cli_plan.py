@@ -224,7 +224,7 @@ def test_tables_that_stay_together_and_slower_ranks(tmp_path: Path) -> None:
     assert 0 < answer["lower_bound_ms"] <= answer["iteration_time_ms"]
     limits.write_text("ranks: [{ranks: 4-7, slowness: 3}]\n")
     slower = planned(DESIGN, *QUICK, "--limits", limits)
-    assert slower["facts"]["ranks of another pace"] == "4 of 8, 3 times as long"
+    assert slower["facts"]["ranks that differ"] == "4-7 (3 times as long)"
     assert answer["iteration_time_ms"] < slower["lower_bound_ms"] <= slower["iteration_time_ms"]
     exported = call(DESIGN, *QUICK, "--limits", limits, "--export", "torchrec")
     assert "def sharding_plan" in exported.stdout

@@ -182,6 +182,7 @@ def fake_breakdown(**given_: Any) -> Breakdown:
         "memory_gib": {},
         "capacity_gib": 16.0,
         "device": "a device",
+        "ranks": "",
         "gpus": 1,
         "global_batch": 100,
         "bound_by": "compute",
