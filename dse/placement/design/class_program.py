@@ -184,9 +184,9 @@ class _Builder:
         steps = compile_steps(self._graph, constants_us, overheads)
         first_launch = {op: i for i, op in reversed(list(enumerate(steps.launch_ops)))}
         stayed = set[str]()
-        table = steps.table
-        taken = [bool(m < 0 or steps.masks[m, 0, 0]) for m in table["mask"].tolist()]
-        elsewhere = [bool(m < 0 or steps.masks[m, 0, 1]) for m in table["mask"].tolist()]
+        # Only what all designs run: the buckets of their gradients may close elsewhere, or not at all.
+        table, run = steps.table, np.all(steps.masks, axis=1)
+        taken, elsewhere = ([bool(m < 0 or run[m, r]) for m in table["mask"].tolist()] for r in (0, 1))
         for i, (op, launch, us) in enumerate(
             zip(table["op"].tolist(), table["launch"].tolist(), table["us"].tolist(), strict=True)
         ):
@@ -299,7 +299,7 @@ class _Builder:
     def _stay(self, region: str) -> None:
         """Two steps that lengthen the host's clock and the compute stream's by the tables of a rank."""
         stay = self._costs.stays[region]
-        nothing = np.zeros(len(stay.host))
+        nothing = np.zeros_like(stay.host)
         clocks = ((HOST_CLOCK, stay.host, stay.host_base), (_COMPUTE, stay.compute, 0.0))
         for clock, each, base in ((c, e * self._unslowed, b * self._unslowed) for c, e, b in clocks):
             step = np.zeros((), dtype=STEP)
@@ -318,7 +318,7 @@ class _Builder:
         base = max(float(np.asarray(kernel.bytes).min()) - own, 0.0)
         reduced = self._costs.reduced_bytes
         self._variables.append(
-            Variable(place.op.name, place.region, Role.TOTAL, base, np.zeros(len(reduced)), reduced, kernel)
+            Variable(place.op.name, place.region, Role.TOTAL, base, np.zeros_like(reduced), reduced, kernel)
         )
         self._append(step, 0.0, len(self._variables) - 1)
 

@@ -16,7 +16,8 @@ from dse.placement.design.bound import ClassBound
 from dse.placement.design.class_program import DenseCosts
 from dse.placement.design.classes import class_bounds
 from dse.placement.design.options import Options, options_of
-from dse.placement.design.shard_costs import ShardCosts, shard_costs, single_rank_dims
+from dse.placement.design.probing import shard_costs
+from dse.placement.design.shard_costs import ShardCosts, single_rank_dims
 from dse.placement.solver.problem import Array
 from perfcore.design.design import Design
 from perfcore.graph.dims import structure_of

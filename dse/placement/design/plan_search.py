@@ -19,6 +19,7 @@ from dse.placement.design.classes import class_bounds, refine
 from dse.placement.design.conditions import Conditions
 from dse.placement.design.options import Offer, options_of
 from dse.placement.design.plan_time import PlanTimes
+from dse.placement.design.probing import shard_costs
 from dse.placement.design.problem import (
     DesignProblem,
     Surrogate,
@@ -27,7 +28,6 @@ from dse.placement.design.problem import (
     surrogate_of,
     values_us,
 )
-from dse.placement.design.shard_costs import shard_costs
 from dse.placement.solver.problem import Array, Assignment, loads_of
 from perfcore.design.design import Design
 from perfcore.design.sharding import ShardingPlan, ShardingType

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.placement.design.shard_costs import Number
 from dse.placement.solver.problem import Array, Ints, Mask
 from perfcore.cost.model import CostModel
 from perfcore.graph.kernels import Collective, with_dims
@@ -58,17 +59,19 @@ class Variable:
         label: op name.
         region: of the graph.
         role: how shards add up.
-        base: whatever the shards.
+        base: `()` whatever the shards.
         each: `(p,)` what a shard adds to its rank.
         everywhere: `(p,)` what a shard adds to every rank.
         collective: the kernel of a collective.
         exact: durations are these sums, not at least these.
+
+    Of many settings at once bases are `(n, g)`, and the others `(n, q)` (`dse.placement.design.shard_costs.joined`).
     """
 
     label: str
     region: str
     role: Role
-    base: float
+    base: Number
     each: Array
     everywhere: Array
     collective: Collective | None = None

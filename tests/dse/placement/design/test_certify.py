@@ -12,8 +12,8 @@ from dse.placement.design.certify import plan_design
 from dse.placement.design.gap import DesignBounds
 from dse.placement.design.options import options_of
 from dse.placement.design.plan_time import PlanTimes, spacing_us
-from dse.placement.design.problem import DesignProblem
 from dse.placement.design.probing import shard_costs
+from dse.placement.design.problem import DesignProblem
 from dse.placement.policy.options import Policy
 from dse.table_csv import bundled_tables
 from perfcore.design.design import Design

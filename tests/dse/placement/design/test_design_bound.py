@@ -10,11 +10,12 @@ from design_cases import every_plan, predictor, random_design, times_of
 
 from dse.placement.design.bound import ClassBound
 from dse.placement.design.classes import class_bounds, refine
+from dse.placement.design.gap import DesignBounds
 from dse.placement.design.options import options_of
+from dse.placement.design.probing import shard_costs
 from dse.placement.design.problem import rank_loads, values_us
 from dse.placement.design.program import under_hull
 from dse.placement.design.relaxed import Role, transfer_us
-from dse.placement.design.shard_costs import shard_costs
 from dse.placement.solver.problem import Assignment
 from perfcore.design.design import Design
 from perfcore.design.training import Communication, EmbeddingFusion, Fusion
@@ -114,6 +115,21 @@ def test_too_little_memory_leaves_no_class() -> None:
     options = options_of(design)
     costs = shard_costs(options, p.cost, p.profile.overheads)
     assert class_bounds(options, costs, p.cost, p.profile.overheads, capacity_bytes=np.full(2, -1.0)) == []
+
+
+def test_designs_whose_gradients_fill_other_buckets_do_not_raise_each_others_bounds() -> None:
+    p = predictor()
+    base = random_design(np.random.default_rng(5), ranks=4, tables=4)
+    fusion = Fusion(embedding=EmbeddingFusion.TABLE_BATCHED, communication=Communication.OVERLAPPED)
+    base = replace(base, fusion=fusion)
+    wide, narrow = (
+        replace(base, model=replace(base.model, bottom_hidden=(512,), top_hidden=(w,))) for w in (4096, 128)
+    )
+    unknown_us = np.full(2, 1e9)
+    (alone_us,) = DesignBounds(p).lower_us([narrow], unknown_us[:1])
+    for together in ([wide, narrow], [narrow, wide]):
+        found = DesignBounds(p).lower_us(together, unknown_us)[together.index(narrow)]
+        assert found <= alone_us * (1 + ROUNDING)
 
 
 def test_the_bound_is_the_same_every_time() -> None:

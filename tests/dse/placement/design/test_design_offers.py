@@ -13,8 +13,8 @@ from dse.placement.design.classes import class_bounds, refine
 from dse.placement.design.conditions import Conditions
 from dse.placement.design.options import Offer, Options, options_of
 from dse.placement.design.plan_time import PlanTimes
+from dse.placement.design.probing import shard_costs
 from dse.placement.design.problem import DesignProblem
-from dse.placement.design.shard_costs import shard_costs
 from perfcore.design.design import Design
 from perfcore.design.sharding import ON_HOST, ComputeKernel, ShardingPlan, ShardingType
 from perfcore.design.training import Communication, EmbeddingFusion

@@ -13,7 +13,7 @@ from dse.placement.design.bound import ClassBound
 from dse.placement.design.classes import class_bounds, refine
 from dse.placement.design.options import Options, options_of
 from dse.placement.design.packing import PackedProgram
-from dse.placement.design.shard_costs import shard_costs
+from dse.placement.design.probing import shard_costs
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable, Interaction, Model
