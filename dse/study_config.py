@@ -137,7 +137,7 @@ def study_of_document(document: Document[SpaceFile], *, folder: Path) -> StudyCo
         "quality": entry.quality.model != "none",
         "dataset": entry.dataset.samples is not None,
         "price": price > 0,
-        "memories": space is not None and space.unequal_memory,
+        "memories": any(e.hbm_gib is not None for e in entry.system.ranks),
     }
     for i, o in enumerate(entry.objectives):
         _check_metric(("objectives", i, "metric"), o.metric, known, problems)

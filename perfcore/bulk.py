@@ -169,6 +169,7 @@ class BulkPredictor(BulkTables):
         memory: bytes of a structure on the grid, summed per candidate.
         graph_of: the graph of a structure on the grid; the DLRM builder's when not given.
         max_entries: largest table into which neighbouring parts, or a sum over layers, are joined.
+        sizes: of the grid's axes; without it those that `dims` show, which may depend on fewer.
         slowness: of the ranks on the grid: a factor on what they launch, collectives apart.
         hbm_bytes: of the ranks' GPUs on the grid.
 
@@ -187,6 +188,7 @@ class BulkPredictor(BulkTables):
         memory: MemoryTerms | None = None,
         graph_of: Callable[[Structure], WorkloadGraph] | None = None,
         max_entries: int = MAX_ENTRIES,
+        sizes: tuple[int, ...] | None = None,
         slowness: Array | None = None,
         hbm_bytes: Array | None = None,
     ) -> None:
@@ -195,7 +197,7 @@ class BulkPredictor(BulkTables):
         priced = [{} if memory is None else memory(dims, s) for s in structures]
         flat = {id(p): _flat(p) for p in priced}
         terms = [flat[id(p)] for p in priced]
-        sizes = grid_sizes(dims)
+        sizes = sizes or grid_sizes(dims)
         ranks = max(g.num_ranks for g in built)
         segmenter = Segmenter(sizes, ranks, cost, overheads, max_entries, slowness)
         programs = _programs(built, terms, segmenter, Assembler(sizes, ranks, max_entries, hbm_bytes))

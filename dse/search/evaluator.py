@@ -73,6 +73,7 @@ def _tables(grid: Grid, profile: Profile, cache: TableCache | None) -> BulkTable
         cost=profile.cost_model(),
         overheads=profile.overheads,
         memory=MemoryOfGrid(),
+        sizes=tuple(len(axis.values) for axis in grid.axes),
         slowness=grid.slowness,
         hbm_bytes=grid.hbm_bytes,
     )

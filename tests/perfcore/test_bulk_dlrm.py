@@ -96,3 +96,31 @@ def test_every_design_of_a_grid(world_size, max_entries):
         # A multi-tensor optimizer counts the tensors of absent layers on a grid: a part in a thousand.
         assert got.iteration_time_us[k] == pytest.approx(predictor.iteration_time_us(one), rel=1e-3)
         assert got.hbm_bytes[k] == pytest.approx(memory_of(one).total.max(), rel=1e-9)
+
+
+@pytest.mark.parametrize("max_entries", [1, 4096])
+def test_ranks_of_other_pace_and_memory(max_entries):
+    profile = profile_for(device("a100-sxm4-80gb"), node("dgx-a100-80gb"))
+    predictor, first = Predictor(profile), design(4, 512, 64, 128)
+    system = replace(
+        first.system, slowness=(1.0, 1.7, 0.6, 1.7), hbm_bytes=(None, 12e9, None, 1.7e9)
+    )  # the largest table lies on the smallest GPU
+    bulk = BulkPredictor(
+        grid(4),
+        [structure_of(replace(first, fusion=f)) for f in FUSIONS],
+        cost=predictor.cost,
+        overheads=profile.overheads,
+        memory=memory_terms,
+        max_entries=max_entries,
+        slowness=np.array(system.slowness).reshape(1, 1, 1, 4),
+        hbm_bytes=np.array(system.rank_hbm_bytes).reshape(1, 1, 1, 4),
+    )
+    codes = np.array(list(itertools.product(range(len(FUSIONS)), range(2), range(3), range(2)))[::3])
+    got = bulk.evaluate(codes[:, 0], codes[:, 1:])
+    for k, (f, b, h, t) in enumerate(codes):
+        one = replace(design(4, BATCHES[b], BOTTOM[h], TOP[t], FUSIONS[f]), system=system)
+        memory = memory_of(one)
+        rank, left = memory.fullest(system)
+        assert got.iteration_time_us[k] == pytest.approx(predictor.iteration_time_us(one), rel=1e-3)
+        assert (rank, got.hbm_bytes[k]) == (3, pytest.approx(memory.total[3], rel=1e-9))
+        assert got.left_bytes[k] == pytest.approx(left, rel=1e-6)

@@ -88,6 +88,17 @@ def test_a_space_without_an_axis_is_one_design(tmp_path, ranks):
     assert evaluation.metrics["iteration_time_ms"][0] * 1e3 == pytest.approx(predicted_us, rel=2e-3)
 
 
+def test_an_axis_on_which_nothing_depends_is_priced(tmp_path):
+    path = tmp_path / "fixed.yaml"
+    text = re.sub(r"\{choices: \[([^],]*)[^]]*\]\}", r"\1", SPACE)
+    path.write_text(re.sub(r"(?m)^    - \{name: [ac].*\n", "", text), encoding="utf-8")
+    overrides = ["system.world_size=2", "fusion.embedding={choices: [per_table, table_batched]}"]
+    config = load_space(path, overrides=overrides)  # one table, placed alike however it is looked up
+    evaluation = pricing_of(config, None).factory().evaluate(config.space.enumerate())
+    assert len(evaluation.objectives) == 2
+    assert np.isfinite(evaluation.objectives).all()
+
+
 def test_many_at_once_are_priced_as_one_by_one(priced):
     _, _, evaluator, codes = priced
     together = evaluator.evaluate(codes)
