@@ -27,7 +27,7 @@ from dse.placement.solver.local_search_data import (
     data_of,
     empty_state,
 )
-from dse.placement.solver.local_search_moves import anneal, copy_best, keep_best, schedule
+from dse.placement.solver.local_search_moves import anneal, schedule
 from dse.placement.solver.problem import Array, Assignment, Ints, Problem, loads_of
 from dse.placement.solver.problem_check import check_assignment, check_problem
 from dse.placement.solver.starts import by_memory, by_size, start_options
@@ -301,10 +301,9 @@ def _memory_alone(problem: Problem) -> Problem:
 
 
 def _noted(state: State) -> _Start:
-    best = Best(state.option.copy(), state.place.copy(), np.full(2, np.inf))
-    keep_best(state, best)
-    copy_best(state, best)
-    return _Start(best, state.base + state.top[:, 0])
+    events = state.base + state.top[:, 0]
+    value = np.array([state.over[0], sum(events.tolist())])
+    return _Start(Best(state.option.copy(), state.place.copy(), value), events)
 
 
 def _rank(best: Best) -> tuple[float, float]:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dse.placement.solver.local_search_data import allocating
 from dse.placement.solver.problem import Array, Assignment, Ints, Mask, Problem, Where
+from perfcore.compiled import compiled, inner
 
 _ANY, _ALL, _HOST, _WITHIN = (int(w) for w in Where)
 _ROUNDING = 1e-12  # relative; ratios of costs that differ less are equal
@@ -155,7 +155,7 @@ def _plain(problem: Problem) -> tuple[Ints, Ints, Ints, Array, Array, Mask, int]
     )
 
 
-@allocating
+@inner()
 def _may_stand_in(
     first_shard: Ints, where: Ints, allowed: Mask, per_host: int, table: int, a: int, b: int
 ) -> bool:
@@ -175,7 +175,7 @@ def _may_stand_in(
     return bool(allowed[table, :ranks].all())
 
 
-@allocating
+@inner()
 def _no_worse(first_shard: Ints, cost: Array, memory: Array, a: int, b: int, image: Ints) -> bool:
     """Whether each shard of a costs and holds no more than b's, when b's event e counts as `image[e]`."""
     for i in range(first_shard[a + 1] - first_shard[a]):
@@ -192,7 +192,7 @@ def _no_worse(first_shard: Ints, cost: Array, memory: Array, a: int, b: int, ima
     return True
 
 
-@allocating
+@compiled()
 def _can_fold(
     first_option: Ints,
     first_shard: Ints,
@@ -224,7 +224,7 @@ def _can_fold(
     return True
 
 
-@allocating
+@compiled()
 def _not_worse_than_others(
     first_option: Ints,
     first_shard: Ints,

@@ -20,8 +20,9 @@ from dse.placement.solver.local_search_data import (
     WITHIN,
     Data,
     State,
-    compiled,
+    called,
     inlined,
+    part,
 )
 from dse.placement.solver.problem import Array
 
@@ -53,7 +54,7 @@ def excess(held: float, capacity: float) -> float:
     return max(0.0, held - capacity)
 
 
-@compiled
+@part
 def refresh(d: Data, s: State) -> None:
     """Sum anew what `add_shard` left touched."""
     ranks = s.load.shape[1]
@@ -85,7 +86,7 @@ def refresh(d: Data, s: State) -> None:
         recount_overflow(d, s)
 
 
-@compiled
+@part
 def recount_overflow(d: Data, s: State) -> None:
     """Sum the overflow anew, free of rounding."""
     over = 0.0
@@ -114,7 +115,7 @@ def objective(s: State) -> float:
     return total
 
 
-@inlined
+@part
 def add_shard(d: Data, s: State, shard: int, rank: int, sign: float) -> None:
     """Add (sign 1) or take away (-1) a shard's costs and memory."""
     factor, log_p = sign * d.slowness[rank], int(s.settings[LOG_P])
@@ -134,7 +135,7 @@ def add_shard(d: Data, s: State, shard: int, rank: int, sign: float) -> None:
         s.over[0] += excess(s.host_held[h], d.host_capacity[h]) - before
 
 
-@compiled
+@part
 def add_unit(d: Data, s: State, option: int, unit: int, place: int, sign: float) -> None:
     """Add or take away a unit's costs and memory."""
     shard = d.first_shard[option]
@@ -151,7 +152,7 @@ def add_unit(d: Data, s: State, option: int, unit: int, place: int, sign: float)
         add_shard(d, s, shard + unit, place, sign)
 
 
-@compiled
+@part
 def put(d: Data, s: State, table: int, unit: int, place: int) -> None:
     """Place a unit of a table's current option."""
     option, slot = s.option[table], d.slot0[table] + unit
@@ -163,7 +164,7 @@ def put(d: Data, s: State, table: int, unit: int, place: int) -> None:
         s.item_count[place] += 1
 
 
-@compiled
+@part
 def take(d: Data, s: State, table: int, unit: int) -> None:
     """Undo `put`."""
     option, slot = s.option[table], d.slot0[table] + unit
@@ -176,7 +177,7 @@ def take(d: Data, s: State, table: int, unit: int) -> None:
         s.item_index[last] = s.item_index[slot]
 
 
-@compiled
+@part
 def take_table(d: Data, s: State, table: int) -> None:
     """Take all units of a placed table away."""
     if s.option[table] >= 0:
@@ -223,7 +224,7 @@ def host_overflow_of(d: Data, s: State, rank: int, more: float) -> float:
     return excess(s.host_held[h] + more, d.host_capacity[h]) - excess(s.host_held[h], d.host_capacity[h])
 
 
-@inlined
+@part
 def insertion(d: Data, s: State, shard: int, rank: int) -> float:
     """What the merit gains by a shard on a rank."""
     over = overflow_of(d, s, rank, d.bytes[shard]) + host_overflow_of(d, s, rank, d.host_bytes[shard])
@@ -235,7 +236,7 @@ def insertion(d: Data, s: State, shard: int, rank: int) -> float:
     return float(total)
 
 
-@inlined
+@part
 def move_gain(d: Data, s: State, shard: int, a: int, b: int) -> float:
     """What the merit gains by moving a shard from rank a to b."""
     size, on_host = d.bytes[shard], d.host_bytes[shard]
@@ -250,7 +251,7 @@ def move_gain(d: Data, s: State, shard: int, a: int, b: int) -> float:
     return float(total)
 
 
-@inlined
+@part
 def swap_gain(d: Data, s: State, shard: int, a: int, other: int, b: int) -> float:
     """What the merit gains when `shard` of rank a and `other` of rank b change places."""
     size, on_host = d.bytes[other] - d.bytes[shard], d.host_bytes[other] - d.host_bytes[shard]
@@ -276,17 +277,18 @@ def swap_gain(d: Data, s: State, shard: int, a: int, other: int, b: int) -> floa
     return float(total)
 
 
-@compiled
 def rebuild(d: Data, s: State, weight_norm: float, log_p: int, scale: Array) -> None:
     """Sum everything anew with other settings; a scale of 0 asks for the largest load."""
     s.settings[WEIGHT_NORM], s.settings[LOG_P] = weight_norm, log_p
-    s.load[:] = 0.0
-    s.base[:] = 0.0
-    s.held[:] = 0.0
-    s.host_held[:] = 0.0
-    s.over[:] = 0.0
-    s.item_count[:] = 0
-    s.scale[:] = 1.0
+    for sums in (s.load, s.base, s.held, s.host_held, s.over, s.item_count):
+        sums.fill(0)
+    s.scale.fill(1.0)
+    _rebuild(d, s, scale)
+
+
+@called
+def _rebuild(d: Data, s: State, scale: Array) -> None:
+    log_p = int(s.settings[LOG_P])
     for table in range(len(s.option)):
         if s.option[table] >= 0:
             for unit in range(d.units[s.option[table]]):

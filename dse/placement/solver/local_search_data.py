@@ -12,41 +12,29 @@ Letters: t tables, o options, s shards, e events, r ranks, h machines, n entries
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.placement.solver.problem import Array, Ints, Mask, Problem
-
-F = TypeVar("F", bound=Callable[..., Any])
+from perfcore.by_pointer import ByPointer
+from perfcore.compiled import compiled, inner
 
 ANY, ALL, HOST, WITHIN = 0, 1, 2, 3
 
 
-# Functions that change a state allocate nothing, so that the arrays of its tuple need no counting of references
-# (`_nrt`), which would cost several times more than what a step computes.
-_IN_PLACE: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": False}
+# Functions that change a state allocate nothing, so that no references to arrays need counting (`_nrt`).
+_IN_PLACE: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+
+called = compiled(**_IN_PLACE)  # by Python
+part = inner(**_IN_PLACE)  # part of compiled functions
+inlined = inner(**_IN_PLACE, forceinline=True)  # the same, of those that matter for speed into each caller
 
 
-def compiled(function: F) -> F:
-    """Compile, and remember the machine code between runs."""
-    return cast(F, numba.njit(**_IN_PLACE)(function))
-
-
-def allocating(function: F) -> F:
-    """As `compiled`, for functions that make arrays."""
-    return cast(F, numba.njit(cache=True)(function))
-
-
-def inlined(function: F) -> F:
-    """As `compiled`, into its callers: a state has many arrays, and passing them costs more than a small step."""
-    return cast(F, numba.njit(**_IN_PLACE, forceinline=True)(function))
-
-
-class Data(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Data(ByPointer):
     """A `Problem` as plain arrays; see there.
 
     Attributes:
@@ -86,7 +74,8 @@ class Data(NamedTuple):
     peak: Array
 
 
-class State(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class State(ByPointer):
     """An assignment and its sums; arrays are changed in place.
 
     Attributes:
@@ -134,7 +123,8 @@ class State(NamedTuple):
     scratch: Ints
 
 
-class Best(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Best(ByPointer):
     """The best assignment so far: as in `State`, and `(2,)` overflow and objective in `value`."""
 
     option: Ints
@@ -154,7 +144,7 @@ def data_of(problem: Problem) -> Data:
     cost = np.ascontiguousarray(problem.cost)
     bases = common_costs(problem.first_shard, problem.where, cost, same)
     shard_total = cost.sum(axis=1)
-    sparse = entries_of(problem.first_shard, problem.where, cost, bases)
+    sparse = entries_of(problem.first_shard, cost, bases)
     allowed = problem.allowed if problem.allowed is not None else np.ones((0, 0), dtype=np.bool_)
     base_at = np.nonzero(bases)
     return Data(
@@ -182,43 +172,26 @@ def data_of(problem: Problem) -> Data:
     )
 
 
-@allocating
 def common_costs(first_shard: Ints, where: Ints, cost: Array, same: int) -> Array:
     """`(o, e)`: of each `ALL` option and event the cost that most shards share (by majority vote); else 0."""
-    common = np.zeros((len(where), cost.shape[1]))
-    if not same:
+    common, everywhere = np.zeros((len(where), cost.shape[1])), np.flatnonzero(where == ALL)
+    if not same or not len(everywhere):
         return common
-    for o in range(len(where)):
-        if where[o] != ALL:
-            continue
-        for e in range(cost.shape[1]):
-            votes = 0
-            for s in range(first_shard[o], first_shard[o + 1]):
-                if votes == 0:
-                    common[o, e] = cost[s, e]
-                votes += 1 if cost[s, e] == common[o, e] else -1
+    first, shards = first_shard[everywhere], np.diff(first_shard)[everywhere[0]]
+    candidate, votes = np.zeros((len(everywhere), cost.shape[1])), np.zeros((len(everywhere), cost.shape[1]))
+    for shard in range(shards):
+        mine = cost[first + shard]
+        candidate = np.where(votes == 0, mine, candidate)
+        votes += np.where(mine == candidate, 1, -1)
+    common[everywhere] = candidate
     return common
 
 
-@allocating
-def entries_of(first_shard: Ints, where: Ints, cost: Array, bases: Array) -> tuple[Ints, Ints, Array]:
+def entries_of(first_shard: Ints, cost: Array, bases: Array) -> tuple[Ints, Ints, Array]:
     """`entry0`, `event` and `value` of `Data`."""
-    shards, events = cost.shape
-    entry0 = np.zeros(shards + 1, dtype=np.int64)
-    for o in range(len(where)):
-        for s in range(first_shard[o], first_shard[o + 1]):
-            entry0[s + 1] = entry0[s]
-            for e in range(events):
-                entry0[s + 1] += cost[s, e] != bases[o, e]
-    event, value = np.empty(entry0[-1], dtype=np.int64), np.empty(entry0[-1])
-    n = 0
-    for o in range(len(where)):
-        for s in range(first_shard[o], first_shard[o + 1]):
-            for e in range(events):
-                if cost[s, e] != bases[o, e]:
-                    event[n], value[n] = e, cost[s, e] - bases[o, e]
-                    n += 1
-    return entry0, event, value
+    rest = cost - np.repeat(bases, np.diff(first_shard), axis=0)
+    counts = np.count_nonzero(rest, axis=1)
+    return np.r_[0, counts.cumsum()].astype(np.int64), np.nonzero(rest)[1].astype(np.int64), rest[rest != 0]
 
 
 def empty_state(problem: Problem, data: Data, *, seed: int) -> State:

@@ -29,8 +29,9 @@ from dse.placement.solver.local_search_data import (
     Best,
     Data,
     State,
-    compiled,
+    called,
     inlined,
+    part,
 )
 from dse.placement.solver.problem import Array, Ints
 
@@ -63,7 +64,7 @@ def may_take(d: Data, table: int, rank: int) -> bool:
     return len(d.allowed) == 0 or d.allowed[table, rank]
 
 
-@compiled
+@part
 def best_rank(d: Data, s: State, table: int, shard: int, first: int, end: int, samples: int) -> int:
     """The cheapest of some random ranks of [first, end), of all if `samples` is 0; -1 if none is allowed."""
     best, chosen = np.inf, -1
@@ -77,7 +78,7 @@ def best_rank(d: Data, s: State, table: int, shard: int, first: int, end: int, s
     return chosen
 
 
-@compiled
+@part
 def best_host(d: Data, s: State, option: int, unit: int, samples: int) -> int:
     """The machine on which a group makes the best state, of some random ones or (0) of all."""
     best, chosen, hosts = np.inf, 0, len(s.host_held)
@@ -93,7 +94,7 @@ def best_host(d: Data, s: State, option: int, unit: int, samples: int) -> int:
     return chosen
 
 
-@compiled
+@part
 def insert(d: Data, s: State, table: int, option: int, samples: int) -> bool:
     """Place an absent table by an option; False (and still absent) if a unit found no rank.
 
@@ -125,14 +126,14 @@ def insert(d: Data, s: State, table: int, option: int, samples: int) -> bool:
     return True
 
 
-@compiled
+@part
 def roomiest_host(d: Data, s: State, table: int, option: int) -> int:
     """The machine on which the option's first shard is cheapest."""
     rank = best_rank(d, s, table, d.first_shard[option], FIRST, len(s.held), EVERY)
     return max(rank, 0) // d.per_host
 
 
-@compiled
+@called
 def schedule(d: Data, s: State, order: Ints, options: Ints, samples: int) -> None:
     """Place absent tables in order (list scheduling), each by its `(t,)` option; -1 is open."""
     for table in order:
@@ -161,7 +162,7 @@ def keep_best(s: State, best: Best) -> bool:
     return False
 
 
-@compiled
+@part
 def copy_best(s: State, best: Best) -> None:
     """Copy the state's assignment."""
     for table in range(len(s.option)):
@@ -191,7 +192,7 @@ def some_slot(d: Data, s: State, focus: float) -> int:
     return int(d.slot0[table] + below(s, d.units[option]))
 
 
-@compiled
+@part
 def relocate(d: Data, s: State, slot: int, b: int) -> None:
     """Move a unit to rank b."""
     table = d.table_of_slot[slot]
@@ -200,7 +201,7 @@ def relocate(d: Data, s: State, slot: int, b: int) -> None:
     put(d, s, table, unit, b)
 
 
-@compiled
+@part
 def try_move(d: Data, s: State, slot: int, limit: float, samples: int) -> int:
     """The best of some random ranks for a unit, if its gain is below the limit; else -1."""
     table = d.table_of_slot[slot]
@@ -219,7 +220,7 @@ def try_move(d: Data, s: State, slot: int, limit: float, samples: int) -> int:
     return chosen
 
 
-@compiled
+@part
 def try_swap(d: Data, s: State, slot: int, limit: float, samples: int) -> int:
     """The best of some random units to change places with, if its gain is below the limit; else -1."""
     table = d.table_of_slot[slot]
@@ -242,25 +243,25 @@ def try_swap(d: Data, s: State, slot: int, limit: float, samples: int) -> int:
     return chosen
 
 
-@compiled
-def replace_table(d: Data, s: State, table: int, option: int, samples: int) -> bool:
-    """Take a table out and put it back by an option, where cheap."""
+@part
+def try_option(d: Data, s: State, table: int, option: int, limit: float, samples: int) -> bool:
+    """Take a table out and put it back by an option, where cheap; where the gain is not below the limit, as it was."""
+    old, before = s.option[table], merit(s)
+    for unit in range(d.units[old]):
+        s.scratch[unit] = s.place[d.slot0[table] + unit]
     take_table(d, s, table)
     refresh(d, s)
-    return insert(d, s, table, option, samples)
-
-
-@compiled
-def restore(d: Data, s: State, table: int, option: int) -> None:
-    """Take a table out and put it back on the places in `scratch`."""
+    if insert(d, s, table, option, samples) and merit(s) - before <= limit:
+        return True
     take_table(d, s, table)
-    s.option[table] = option
-    for unit in range(d.units[option]):
+    s.option[table] = old
+    for unit in range(d.units[old]):
         put(d, s, table, unit, s.scratch[unit])
     refresh(d, s)
+    return False
 
 
-@compiled
+@called
 def anneal(d: Data, s: State, best: Best, steps: int, hot: float, cold: float, mix: Array) -> int:
     """Annealing from temperature `hot` to `cold`; returns the accepted steps.
 
@@ -291,11 +292,7 @@ def anneal(d: Data, s: State, best: Best, steps: int, hot: float, cold: float, m
             if pending:
                 copy_best(s, best)
                 pending = False
-            for unit in range(d.units[old]):
-                s.scratch[unit] = s.place[d.slot0[table] + unit]
-            before = merit(s)
-            if not replace_table(d, s, table, new, insert_samples) or merit(s) - before > limit:
-                restore(d, s, table, old)
+            if not try_option(d, s, table, new, limit, insert_samples):
                 continue
         else:
             slot = some_slot(d, s, focus)
