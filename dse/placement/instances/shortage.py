@@ -42,10 +42,23 @@ def shortage_of(problem: Problem, labels: Labels, best: Assignment) -> Shortage:
         best: the placement with the least overflow that was found.
     """
     return (
-        _of_a_table(problem, labels)
+        _of_the_rest(problem)
+        or _of_a_table(problem, labels)
         or _of_all(problem)
         or _of_a_rank(problem, labels, best)
         or _of_a_machine(problem, labels, best)
+    )
+
+
+def _of_the_rest(problem: Problem) -> Shortage | None:
+    """A rank without memory for what is no table, beside others that have it."""
+    capacity = problem.capacity_bytes
+    rank = int(np.argmin(capacity))
+    if capacity[rank] >= 0 or capacity.max() <= 0:
+        return None
+    return Shortage(
+        f"Rank {rank} has no memory for tables, and lacks {_gib(-capacity[rank])} for the rest of the job.",
+        -float(capacity[rank]),
     )
 
 

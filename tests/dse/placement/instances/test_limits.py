@@ -143,6 +143,11 @@ def test_a_limit_for_all_ranks_lowers_and_one_for_some_replaces() -> None:
         ("ranks: [{ranks: 0-5, slowness: 2}]", r"ranks.0.ranks: there are 2 ranks"),
         ("ranks: [{ranks: 5-0}]", r"ranks.0.ranks: 1 or more must be in the list"),
         ("ranks: [{ranks: [0], slowness: 0}]", r"slowness"),
+        (
+            "ranks: [{ranks: 0-1, slowness: 2}, {ranks: 1, slowness: 3}]",
+            r"^limits.yaml:1:37: ranks.1.ranks: each rank may be named once, but rank 1 is named already$",
+        ),
+        ("ranks: [{ranks: 0}]", r"ranks.0: give `slowness`, `hbm_gib`, or both$"),
         ("together: [[a, b], [a, b]]", r"together.1.0: table 'a' is in a group already"),
         ("together: [[a]]", r"together.0: 2 or more must be in the list"),
         ("kinds: [{forbid: [table_wise, row_wise, data_parallel]}]", r"kinds.0: the limits leave table 'a' no kind"),
