@@ -125,7 +125,8 @@ def fitting(design: Design, plans: Sequence[ShardingPlan]) -> list[ShardingPlan]
 def by_policies(model: Model, training: Training, system: System) -> list[Placement]:
     """The plans of all policies that fit, and the solver's mix with and without replicas; the mix is the first.
 
-    Where the mix does not fit it is the only one, and so it is on one rank or on very many.
+    Ranks that differ in pace are placed on as if they were equal as well. Where the mix does not fit it is the only one,
+    and so it is on one rank or on very many.
     """
     mixed = placed(model, training, system, Policy.AUTO)
     if not mixed.feasible or not 1 < system.world_size <= MAX_RANKS:
@@ -136,7 +137,18 @@ def by_policies(model: Model, training: Training, system: System) -> list[Placem
     found = [mixed, *(placed(model, training, system, p) for p in plain)]
     if any(t.type in REPLICATED for t in mixed.plan.tables):
         found.append(placed(model, training, system, Policy.AUTO, kinds=POOLED | ROW_SPLIT))
+    if system.slowness:
+        found += _as_if_alike(model, training, system, [Policy.AUTO, *plain])
     return [*{p.plan: p for p in found if p.feasible}.values()]
+
+
+def _as_if_alike(
+    model: Model, training: Training, system: System, policies: Sequence[Policy]
+) -> list[Placement]:
+    """Plans that forget the ranks' pace: exchanges, which no pace slows, may weigh more than lookups."""
+    alike, slowness = replace(system, slowness=()), np.array(system.slowness)
+    found = [placed(model, training, alike, policy) for policy in policies]
+    return [replace(p, load_us=p.load_us * slowness) for p in found]
 
 
 @lru_cache(maxsize=_REMEMBERED)

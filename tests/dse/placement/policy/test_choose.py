@@ -107,3 +107,19 @@ def test_designs_of_another_kind_cannot_be_predicted_together(predictor: Predict
     designs = [design(m, training, s, place(m, training, s, policy="table_wise")) for s in systems]
     with pytest.raises(DesignError, match="must agree in structure, tables"):
         predictor.iteration_times_us(designs)
+
+
+@pytest.mark.parametrize(("batch", "slow"), [(65536, 1.9), (8192, 3.0)])
+def test_ranks_of_two_paces_take_no_longer_than_with_plans_for_equal_ones(
+    predictor: Predictor, batch: int, slow: float
+) -> None:
+    m, training = model("criteo_terabyte_multihot", 64), Training(batch)
+    alike = System(DEVICE, NODE, 8)
+    unlike = System(DEVICE, NODE, 8, (1.0,) * 4 + (slow,) * 4)
+    known = predictor.iteration_time_us(
+        design(m, training, unlike, plan_for.place(m, training, unlike, "auto"))
+    )
+    for policy in Policy:
+        placed = plan_for.place(m, training, alike, policy)
+        if placed.feasible:
+            assert known <= predictor.iteration_time_us(design(m, training, unlike, placed)) * 1.001
