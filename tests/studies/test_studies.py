@@ -61,6 +61,13 @@ def test_gpu_levers() -> None:
     assert_same(module.answers(stored["rows"]), stored["gains"])
 
 
+def test_two_kinds_of_gpus() -> None:
+    module, stored = load("two_kinds_of_gpus")
+    module.PAIRS = module.PAIRS[:1]
+    module.SETTINGS = dict(list(module.SETTINGS.items())[:2])
+    assert_same(module.sweep(), stored["rows"][:2])
+
+
 def test_which_gpu() -> None:
     module, stored = load("which_gpu")
     one = [r for r in stored["rows"] if r["gpus"] == 1 and r["gpu"] in ("a100-sxm4-80gb", "b200-sxm")]
