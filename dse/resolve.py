@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from perfcore.design import hardware
 from perfcore.design.hardware import Device, Node, System
 from perfcore.design.model import EmbeddingTable
 from perfcore.errors import DesignError
+from perfcore.units import BYTES_PER_GIB
 
 S = TypeVar("S", bound=Section)
 FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -55,7 +57,11 @@ def hardware_of(section: SystemSection, folder: Path, problems: Problems) -> tup
     if device is None and section.device is None and node is not None:
         with problems.at("system", "node"):
             device = hardware.device(node.device)
-    return None if device is None or node is None else (device, node)
+    if device is None or node is None:
+        return None
+    if section.host_gib is not None:
+        node = replace(node, host_memory_bytes=section.host_gib * BYTES_PER_GIB)
+    return device, node
 
 
 def system_named(name: str, *, world_size: int) -> System:

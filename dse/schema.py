@@ -235,6 +235,7 @@ class SystemSection(Section):
 
     node: NodeRef | None = None
     device: DeviceRef | None = None
+    host_gib: Positive | None = None
     ranks: list[RankEntry] = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -82,6 +82,16 @@ def test_ranks_are_set(tmp_path: Path, override: str, slowness: tuple, gib: tupl
     assert tuple(b and b / BYTES_PER_GIB for b in system.hbm_bytes) == gib
 
 
+def test_hosts_may_have_other_memory_than_their_node(tmp_path: Path) -> None:
+    design = load(tmp_path, DESIGN, "system.host_gib=64")
+    assert design.system.node.host_memory_bytes == 64 * BYTES_PER_GIB
+    assert design.system.node.name == "dgx-a100-80gb"
+    assert load(tmp_path, dump_design(design)) == design
+    assert space(tmp_path, SPACE, "system.host_gib=64").space.node == design.system.node
+    with pytest.raises(ConfigError, match=r"system\.host_gib: input should be greater than 0, but got 0$"):
+        load(tmp_path, DESIGN, "system.host_gib=0")
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from([None, 0.7, 1.6]), st.sampled_from([None, 28.0, 33.3])),
