@@ -23,6 +23,7 @@ HEADS = {
     "iteration_time_ms": "ms per iteration",
     "samples_per_second": "samples per s",
     "hbm_gib": "GiB",
+    "hbm_left_gib": "GiB left",
     "certified_gap_pct": "gap % of placement",
 }
 # What a setting is called in a line; nothing where its value says it all.
