@@ -27,34 +27,38 @@ may be the last one, so only what all ranks run counts as such (`dse.placement.d
     M   >= max s · (base + Σ shared(x) + the smallest part of what is on all ranks)
     M   >= min s · (base + Σ shared(x) + one shard of table t + the smallest part of what is on all ranks)
 
-Once a plan is known, the classes that may hold a faster one are bounded anew: by hulls over the bytes that such a plan may
-send, with whole shares, and at last with ranks told apart (`dse.placement.design.packing`).
+Once a plan is known, the classes that may hold a faster one are bounded anew: by ranges of the bytes that plans send
+(`dse.placement.design.byte_tree`), with whole shares, and at last with ranks told apart (`dse.placement.design.packing`).
 
 Letters: o options, v variables, t tables, k segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dse.placement.design.byte_tree import ByteTree
 from dse.placement.design.conditions import Conditions
-from dse.placement.design.options import REPLICATED, ROW_SPLIT, Options, shard_kind
+from dse.placement.design.measures import Measures
+from dse.placement.design.options import Options
 from dse.placement.design.packing import PackedProgram
-from dse.placement.design.program import Key, MasterProgram, Terms, under_hull
-from dse.placement.design.relaxed import Cut, Program, Role, transfer_us
+from dse.placement.design.program import MasterProgram, under_hull
+from dse.placement.design.proofs import Proofs
+from dse.placement.design.relaxed import Cut, Program, Role
 from dse.placement.design.shard_costs import ShardCosts
 from dse.placement.design.ways import Sums
+from dse.placement.solver.linear import Solved
 from dse.placement.solver.problem import Array, Ints
 from perfcore.cost.model import CostModel
 
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
-_CLOSER = 3  # times that bytes are bounded anew
-_WORTH = 2e-4  # of the time: hulls that are closer stay
+_PROGRAMS = 100  # that parting plans by bytes takes, at most
 _FIRST_APART, _MORE_APART = (
     3,
     2,
@@ -62,21 +66,11 @@ _FIRST_APART, _MORE_APART = (
 _MOST_WHOLE = 2000  # ways that a program takes whole
 
 
-@dataclass(frozen=True, slots=True)
-class _Proof:
-    """A bound of one design of a class, and the cuts that it rests on; none where it says nothing of other designs."""
-
-    lower_us: float
-    number: int
-    cuts: tuple[Cut, ...]
-
-
 @dataclass(eq=False)
 class ClassBound:
     """The linear program of one class, which grows by cuts.
 
-    One program serves n designs with the same steps, which differ in constants: a design's bound is that of another plus
-    the least that the constants of the cuts it rests on grow by, since then every cut grows by as much.
+    One program serves n designs with the same steps, which differ in constants (`dse.placement.design.proofs`).
 
     Attributes:
         kinds: positions in `FLAGS`.
@@ -105,13 +99,19 @@ class ClassBound:
     shares: Array = field(default_factory=lambda: np.empty(0))
     cuts: list[Cut] = field(default_factory=list)
     feasible: bool = True
-    _proofs: list[_Proof] = field(default_factory=list)
     _settled: set[int] = field(default_factory=set)
     _rounds: dict[int, int] = field(default_factory=dict)
-    _upper_us: float = np.inf
+    _solved: int = 0
     _apart: int = _FIRST_APART
-    _terms: dict[Key, Terms] = field(default_factory=dict)
     _hulls: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Nothing is proven yet."""
+        self.programs = 0
+        self.measures = Measures(self.options, self.program.variables, self.sums, self.conditions)
+        self._tree: ByteTree | None = None
+        self._inside: Callable[[int], tuple[Array, Array] | None] | None = None
+        self.proofs = Proofs(self.program.constant_us)
 
     @property
     def lower_us(self) -> float:
@@ -120,20 +120,7 @@ class ClassBound:
 
     def lower_of(self, number: int) -> float:
         """Likewise of one of the designs."""
-        if not self.feasible:
-            return np.inf
-        return max((self._transferred(p, number) for p in self._proofs), default=0.0)
-
-    def _transferred(self, proof: _Proof, number: int) -> float:
-        if number == proof.number:
-            return proof.lower_us
-        if not proof.cuts:
-            return 0.0
-        grown = [
-            self.program.shifted(c, number=number) - self.program.shifted(c, number=proof.number)
-            for c in proof.cuts
-        ]
-        return proof.lower_us + min(grown)
+        return self.proofs.lower_of(number) if self.feasible else np.inf
 
     def settled(self, number: int = 0) -> bool:
         """No cut says more of that design."""
@@ -142,8 +129,8 @@ class ClassBound:
     def start(self) -> None:
         """The first cut: that of every table in the first of its ways."""
         self.shares = np.zeros(len(self.options.ways.table))
-        self.shares[self.starts] = 1.0
-        self.cuts.append(self.program.cut(self.values()[0])[1])
+        self.shares[self.measures.starts] = 1.0
+        self._add(self.program.cut(self.values()[0])[1])
         self._solve(0)
 
     def values(self) -> tuple[Array, dict[int, float]]:
@@ -162,20 +149,49 @@ class ClassBound:
             values[i] = float(np.interp(bytes_, *self.hull(i)))
         return values, bytes_at
 
-    def refine(self, number: int = 0) -> None:
-        """One round: the critical cycle of a design at its solution, and the program solved anew."""
+    def refine(self, number: int = 0, *, worth: float = _TOLERANCE) -> None:
+        """One round: the critical cycle of a design at the last solution, and the program solved anew.
+
+        A bound within `worth` (relative) of what the solution comes to is as good as it gets.
+        """
         rounds = self._rounds[number] = self._rounds.get(number, 0) + 1
-        if number and rounds == 1:
-            self._solve(number)
-        cuts = (self.program.cut(values, number=number)[1] for values in self._paces())
-        found = max(cuts, key=self.cut_us)
-        cut = replace(found, constant_us=self.program.shifted(found, number=0, of=number))
-        says = self.cut_us(found)
-        if says <= self.lower_of(number) * (1 + _TOLERANCE) or rounds > _MOST_ROUNDS:
+        found, says = self._critical(number)
+        new = self._is_new(number, says)
+        close = says <= self.lower_of(number) * (1 + worth)
+        if close or rounds > _MOST_ROUNDS or not (new or self._solved != number):
             self._settled.add(number)
             return
-        self.cuts.append(cut)
+        if new:
+            self._add(found)
         self._solve(number)
+
+    def add_violated(self, number: int, worth: float) -> bool:
+        """Whether there was a cut that says more of a design at the last solution, by that share; it is one of the cuts now."""
+        found, says = self._critical(number)
+        new = self._is_new(number, says, worth)
+        if new:
+            self._add(found)
+        return new
+
+    def _is_new(self, number: int, says_us: float, worth: float = _TOLERANCE) -> bool:
+        return says_us > max(self.cut_us(c) for c in self.own_cuts(number)) * (1 + worth)
+
+    def _critical(self, number: int) -> tuple[Cut, float]:
+        """The cut that says most of a design at the last solution, with the first design's constant, and what it says."""
+        cuts = (self.program.cut(values, number=number)[1] for values in self._paces())
+        found = max(cuts, key=self.cut_us)
+        constant_us = self.program.shifted(found, number=0, of=number)
+        return replace(found, constant_us=constant_us), self.cut_us(found)
+
+    def _add(self, cut: Cut) -> None:
+        """A cut, with the constant of the first design."""
+        self.cuts.append(cut)
+        self.proofs.add_cut(cut)
+
+    def own_cuts(self, number: int) -> list[Cut]:
+        """The cuts with the constants of a design."""
+        constants = self.proofs.constants_us[:, number].tolist()
+        return [replace(c, constant_us=us) for c, us in zip(self.cuts, constants, strict=True)]
 
     def _paces(self) -> list[Array]:
         """`(v,)` durations at the solution; where ranks differ, also those of the slowest."""
@@ -190,160 +206,110 @@ class ClassBound:
         """What a cut says of the solution."""
         return (
             cut.constant_us
-            + sum(w * self._segment(key, self.shares) for w, key in cut.segments)
-            + sum(w * self._transfer(v, self.shares) for w, v in cut.transfers)
+            + sum(w * self.measures.of_shares(key, self.shares) for w, key in cut.segments)
+            + sum(w * self.transfer_us(v) for w, v in cut.transfers)
         )
-
-    def terms(self, key: Key) -> Terms:
-        """What each way adds to a segment, or to the bytes of a collective."""
-        if key not in self._terms:
-            variables = [self.program.variables[v] for v in key]
-            each = np.asarray(np.sum([v.each for v in variables], axis=0))
-            everywhere = np.asarray(np.sum([v.everywhere for v in variables], axis=0))
-            total, largest, _ = self.sums(each)
-            seen = self.sums(everywhere)[2] if everywhere.any() else np.zeros(len(total))
-            ranks = self.options.design.system.world_size
-            base = float(sum(v.base for v in variables))
-            terms = Terms(total / ranks, largest, seen, self.on_all(largest), base)
-            self._terms[key] = terms if variables[0].role is not Role.RANK else self._slowed(terms)
-        return self._terms[key]
-
-    def on_all(self, largest: Array) -> Array:
-        """`(w,)`: what every rank has at least, from the shard that some rank has."""
-        everywhere = np.isin(shard_kind(self.options.ways.flag), (ROW_SPLIT, REPLICATED))
-        return np.where(everywhere, largest, 0.0)
-
-    def _slowed(self, terms: Terms) -> Terms:
-        """Durations on ranks that differ."""
-        if not self.conditions.uneven:
-            return terms
-        even, fastest, slowest = self.conditions.paces
-        return replace(terms, even=even, fastest=fastest, slowest=slowest)
 
     def options_of_shares(self) -> Ints:
         """`(t,)`: for each table the option that comes closest to its largest share."""
         return self.options.nearest(self.shares)
 
-    def _segment(self, key: Key, shares: Array) -> float:
-        terms = self.terms(key)
-        base = terms.base + float(shares @ terms.everywhere)
-        group = self.conditions.group[self.options.ways.table]
-        on_all = float(shares @ terms.on_all)
-        largest = float(np.bincount(group, shares * (terms.largest - terms.on_all)).max())
-        return max(
-            terms.even * (base + float(shares @ terms.average)),
-            terms.fastest * (base + on_all + largest),
-            terms.slowest * (base + on_all),
-        )
-
-    def _transfer(self, v: int, shares: Array) -> float:
-        x, y = self.hull(v)
-        return float(np.interp(self._segment((v,), shares), x, y))
+    def transfer_us(self, v: int) -> float:
+        """What a collective takes there, by its hull."""
+        return float(np.interp(self.measures.of_shares((v,), self.shares), *self.hull(v)))
 
     def hull(self, v: int) -> tuple[Array, Array]:
         """The convex hull under a collective's time over its bytes."""
+        inside = self._inside(v) if self._inside is not None else None
+        if inside is not None:
+            return inside
         if v not in self._hulls:
             variable = self.program.variables[v]
-            terms = self.terms((v,))
-            least = terms.base + self._least_bytes(terms)
-            self._hulls[v] = under_hull(variable, least, self.most(terms), self.cost)
+            self._hulls[v] = under_hull(variable, *self.measures.ends((v,)), self.cost)
         return self._hulls[v]
 
-    def most(self, terms: Terms) -> float:
-        """What a segment or collective comes to on a rank that holds all shards of all tables."""
-        whole = terms.average * self.options.design.system.world_size + terms.everywhere
-        return terms.slowest * (terms.base + float(np.maximum.reduceat(whole, self.starts).sum()))
+    def close_in(
+        self,
+        upper_us: float | Array,
+        *,
+        programs: int = _PROGRAMS,
+        seconds_left: Callable[[], float],
+        whole_s: float = 0.0,
+        worth: float = _TOLERANCE,
+    ) -> None:
+        """Bound the designs anew, by ranges of bytes (`dse.placement.design.byte_tree`).
 
-    def _least_bytes(self, terms: Terms) -> float:
-        """Some rank has at least these: those of the smallest shard of a kind that uses the collective."""
-        bytes_ = terms.largest + terms.everywhere
-        uses = np.isin(self.options.ways.flag, np.unique(self.options.ways.flag[bytes_ > 0]))
-        return float(bytes_[uses].min()) if bool(uses.any()) else 0.0
-
-    @property
-    def starts(self) -> Ints:
-        """`(t,)`: the first way of each table."""
-        tables = len(self.options.design.model.tables)
-        return np.searchsorted(self.options.ways.table, np.arange(tables)).astype(np.int64)
-
-    def close_in(self, upper_us: float, *, seconds_left: Callable[[], float], whole_s: float) -> None:
-        """Bound the first design anew, knowing that plans slower than `upper_us` are of no interest.
-
-        A plan that is faster keeps every collective within bytes that another linear program finds; the hulls over
-        these alone are closer. Then each table takes one way whole. The bound is of such plans, so at most `upper_us`.
+        Then, of the first design, each table takes one way whole, in plans that are faster than the one known.
 
         Args:
-            upper_us: the time of a plan.
+            upper_us: `(n,)` times of plans of the designs; bounds need not come closer than these.
+            programs: linear programs, at most.
             seconds_left: asked between linear programs; stops at 0.
             whole_s: time limit of the program with whole ways; 0 leaves it out.
+            worth: relative; gaps and cuts that are smaller are not worth a program.
         """
-        self._upper_us = upper_us
-        for _ in range(_CLOSER):
-            if not self._tighten(upper_us, seconds_left):
-                break
-            self._settled.discard(0)
-            self._rounds[0] = 0
-            self._solve(0)
-            while not self.settled() and self.lower_us < upper_us and seconds_left() > 0:
-                self.refine()
-        if self.lower_us < upper_us and len(self.shares) <= _MOST_WHOLE and min(whole_s, seconds_left()) > 0:
-            self._solve(0, whole_s=min(whole_s, seconds_left()))
+        upper = np.broadcast_to(np.asarray(upper_us, dtype=np.float64), len(self.program.constant_us))
+        if self._tree is None:
+            self._tree = ByteTree(self, len(upper))
+        self._tree.grow(upper, programs=programs, seconds_left=seconds_left, worth=worth)
+        self.proofs.add(self._tree.lower_us)
+        self.proofs.close_in(upper)
+        whole_s = min(whole_s, seconds_left())
+        if self.lower_us < upper[0] and len(self.shares) <= _MOST_WHOLE and whole_s > 0:
+            self._solve_whole(whole_s)
+
+    def _narrow(self) -> None:
+        """Hulls over the bytes of plans that may be faster than the one known."""
+        if self._tree is not None:
+            for v, (low, high) in self._tree.within(self.proofs.upper_us).items():
+                self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
 
     def pack(self, upper_us: float, *, time_limit_s: float) -> bool:
         """Bound the first design with some ranks told apart, by plans that take less; whether more time may say more."""
+        self.proofs.close_in(upper_us)
+        self._narrow()
         program = PackedProgram(self, self.cuts)
         solved = program.least(self._apart, below_us=upper_us, time_limit_s=time_limit_s)
         if solved is None:
             return False
-        self._upper_us = min(self._upper_us, upper_us)
-        self._proofs.append(_Proof(min(solved.bound, upper_us), 0, ()))
+        self.proofs.add_of_interest(0, solved.bound)
         most = len(program.families())
         if not solved.finished:
             return True
         self._apart, before = min(_MORE_APART * self._apart, most), self._apart
         return before < most
 
-    def _tighten(self, upper_us: float, seconds_left: Callable[[], float]) -> bool:
-        """Hulls of the collectives that these are far from, over the bytes that matter; whether any changed."""
-        changed = False
-        for v, slack_us in self._slack_us().items():
-            if slack_us < _WORTH * upper_us or seconds_left() <= 0 or self.lower_us >= upper_us:
-                continue
-            low, high = MasterProgram(self, self.cuts).bytes_within(v, upper_us)
-            if high < low:
-                self._proofs.append(_Proof(upper_us, 0, ()))
-                return False
-            self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
-            changed = True
-        return changed
+    @contextmanager
+    def inside(self, hull: Callable[[int], tuple[Array, Array] | None]) -> Iterator[None]:
+        """Collectives have these hulls for a while, where there are any."""
+        self._inside = hull
+        try:
+            yield
+        finally:
+            self._inside = None
 
-    def _slack_us(self) -> dict[int, float]:
-        """By how much each collective that cuts pass takes longer at the solution than its hull says."""
-        slack = {}
-        for v in sorted({v for cut in self.cuts for _, v in cut.transfers}):
-            bytes_ = self._segment((v,), self.shares)
-            true = float(transfer_us(self.program.variables[v], np.array([bytes_]), self.cost)[0])
-            slack[v] = true - float(np.interp(bytes_, *self.hull(v)))
-        return slack
+    def solve(self, program: MasterProgram) -> Solved:
+        """Solve a program of this class, and keep its shares."""
+        solved = program.solve()
+        self.programs += 1
+        if solved.x is not None:
+            self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
+        return solved
 
-    def _solve(self, number: int, *, whole_s: float = 0.0) -> None:
-        own = [replace(c, constant_us=self.program.shifted(c, number=number)) for c in self.cuts]
-        solved = MasterProgram(self, own).solve(whole_s=whole_s, below_us=self._upper_us)
-        if np.isfinite(self._upper_us):
-            self._proofs.append(_Proof(min(solved.bound, self._upper_us), number, ()))
-            if solved.x is not None:
-                self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
-            else:
-                self._settled.add(number)
-            return
+    def _solve(self, number: int) -> None:
+        program = MasterProgram(self, self.own_cuts(number))
+        solved = self.solve(program)
+        self._solved = number
         if solved.x is None:
             self.feasible = self.feasible and np.isfinite(solved.bound)
             self._settled.add(number)
             return
-        self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
-        tight = [
-            c
-            for c, o in zip(self.cuts, own, strict=True)
-            if self.cut_us(o) >= solved.bound * (1 - _TOLERANCE)
-        ]
-        self._proofs.append(_Proof(solved.bound, number, tuple(tight or self.cuts)))
+        self.proofs.add(self.proofs.of_all(number, *program.proof(solved)))
+
+    def _solve_whole(self, time_limit_s: float) -> None:
+        self._narrow()
+        upper_us = float(self.proofs.upper_us[0])
+        solved = MasterProgram(self, self.own_cuts(0)).solve(whole_s=time_limit_s, below_us=upper_us)
+        if solved.x is not None:
+            self.shares = solved.x[1 : 1 + len(self.options.ways.table)]
+        self.proofs.add_of_interest(0, solved.bound)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dse.placement.capacity import tables_capacity_bytes
+from dse.placement.capacity import rank_capacity_bytes
 from dse.placement.design.bound import ClassBound
 from dse.placement.design.class_program import DenseCosts
 from dse.placement.design.classes import class_bounds
@@ -25,6 +25,8 @@ from perfcore.predictor import Predictor, feed_us
 
 CLOSED = 1e-4  # relative; gaps this small are not worth a round
 _ROUNDS = 4  # of cuts, for each design
+_PROGRAMS = 12  # that a class's plans are parted by bytes with, beside one for each design
+_WORTH = 1e-4  # relative; cuts that say less are not worth a program
 _ROUNDED = 1.005  # times priced in bulk are rounded and interpolated
 
 
@@ -60,21 +62,20 @@ class DesignBounds:
         """Bounds of designs with the same steps."""
         cost, overheads = self._predictor.cost, self._predictor.profile.overheads
         options, costs = self._placed(designs[0])
-        most = max(tables_capacity_bytes(d) for d in designs)
         bounds = class_bounds(
             options,
             costs,
             cost,
             overheads,
-            capacity_bytes=np.full(designs[0].system.world_size, most),
+            capacity_bytes=np.max([rank_capacity_bytes(d) for d in designs], axis=0),
             dense=DenseCosts(*single_rank_dims(designs), cost),
         )
         fed_us = np.array([feed_us(d) for d in designs])
         for number, time_us in enumerate(times_us):
             _refine(bounds, number, float(time_us))
-        lower = np.array([min((b.lower_of(n) for b in bounds), default=np.inf) for n in range(len(designs))])
-        lower = np.maximum(lower, fed_us)
-        return np.asarray(np.where(lower <= times_us * _ROUNDED, np.minimum(lower, times_us), np.nan))
+        of_all = np.maximum(_least(bounds, len(designs)), fed_us)
+        lower = np.clip(_closer(bounds, times_us), of_all, times_us)
+        return np.asarray(np.where(of_all <= times_us * _ROUNDED, lower, np.nan))
 
     def _placed(self, design: Design) -> tuple[Options, ShardCosts]:
         """Options and their costs, which the dense part has no say in."""
@@ -87,6 +88,21 @@ class DesignBounds:
         return replace(options, design=design), costs
 
 
+def _least(bounds: Sequence[ClassBound], designs: int) -> Array:
+    """`(n,)`: the least bound over classes."""
+    return np.array([min((b.lower_of(n) for b in bounds), default=np.inf) for n in range(designs)])
+
+
+def _closer(bounds: Sequence[ClassBound], times_us: Array) -> Array:
+    """`(n,)`: the least bound over classes, those with the least bounds parted first: others need not exceed them."""
+    least_us = times_us
+    programs = _PROGRAMS + len(times_us)
+    for bound in sorted(bounds, key=lambda b: min(b.lower_of(n) / us for n, us in enumerate(times_us))):
+        bound.close_in(least_us, programs=programs, seconds_left=lambda: np.inf, worth=_WORTH)
+        least_us = np.minimum(least_us, [bound.lower_of(n) for n in range(len(times_us))])
+    return least_us
+
+
 def _refine(bounds: Sequence[ClassBound], number: int, time_us: float) -> None:
     """Cut where a design's least bound is, until it is close to its time."""
     for _ in range(_ROUNDS):
@@ -95,14 +111,16 @@ def _refine(bounds: Sequence[ClassBound], number: int, time_us: float) -> None:
         least = min(bounds, key=lambda b: b.lower_of(number))
         if least.lower_of(number) >= time_us * (1 - CLOSED) or least.settled(number):
             return
-        least.refine(number)
+        least.refine(number, worth=_WORTH)
 
 
 def _steps_key(design: Design) -> Hashable:
     """What designs share that run the same steps in the same order, on the same tables."""
     model = design.model
     depths = len(model.bottom_hidden), len(model.top_hidden)
-    return structure_of(design), _placement_key(design), depths
+    # On ranks of unequal pace the layers' durations are part of what bounds take as given.
+    own = design if design.system.slowness else None
+    return structure_of(design), _placement_key(design), depths, own
 
 
 def _placement_key(design: Design) -> Hashable:

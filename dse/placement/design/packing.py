@@ -96,7 +96,7 @@ class PackedProgram(MasterProgram):
         """What each measure, and the memory, comes to on each place."""
         bound = self._bound
         for key, (column, scale, extra) in self._parts.items():
-            terms = bound.terms(key)
+            terms = bound.measures.terms(key)
             costs = self._costs(key) * (terms.fastest / scale)
             if costs[np.isfinite(costs)].any():
                 on_all = terms.on_all * (terms.fastest / scale)
@@ -104,7 +104,7 @@ class PackedProgram(MasterProgram):
                 self._load_rows(places, head, on_all, costs, low=terms.fastest * terms.base / scale)
         held = bound.options.ways.shards(bound.costs.bytes)
         scale = max(float(np.where(np.isfinite(held), held, 0.0).max()), 1.0)
-        of_all = bound.on_all(bound.sums(bound.costs.bytes)[1]) / scale
+        of_all = bound.measures.on_all(bound.sums(bound.costs.bytes)[1]) / scale
         nothing: tuple[list[int], list[float]] = ([], [])
         self._load_rows(places, nothing, of_all, held / scale, low=-bound.most_bytes / scale)
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from dse.placement.design.bound import ClassBound
 from dse.placement.design.conditions import Conditions
+from dse.placement.design.measures import Key
 from dse.placement.design.options import Option, Options
-from dse.placement.design.program import Key
 from dse.placement.design.relaxed import Cut, Role, transfer_us
 from dse.placement.design.shard_costs import ShardCosts
 from dse.placement.instances.together import Together, option_sets, put_together
@@ -71,6 +71,8 @@ class Surrogate:
         together: the same, tables that stay together being one.
         fixed_us: `(e,)` what every rank has to do beside its tables where ranks differ in pace: the solver sees it as one
             more table, which is on all ranks.
+        launched: `(e,)` whether a rank's pace counts in the prediction: not in collectives, though the solver multiplies
+            all costs by it.
     """
 
     problem: Problem
@@ -78,6 +80,7 @@ class Surrogate:
     constant_us: float
     together: Together
     fixed_us: Array
+    launched: Mask
 
     @cached_property
     def solved(self) -> Problem:
@@ -148,6 +151,7 @@ def surrogate_of(
             columns.append(weight * each[options.shard_probe])
             names.append(_name(bound, key))
             fixed.append(weight * base * uneven)
+    launches = len(columns)
     for weight, v in cut.transfers:
         each, everywhere, base = _summed(bound, (v,))
         slope, intercept = _tangent(bound, v, bytes_at[v])
@@ -171,7 +175,9 @@ def surrogate_of(
     keys = [together_key(o) for o in options.options]
     sets = option_sets(keys, whole.first_option, np.ones(len(keys), dtype=bool), groups)
     own = np.array(fixed) if columns else np.zeros(1)
-    return Surrogate(whole, tuple(names) or ("nothing",), constant, put_together(whole, sets, groups), own)
+    launched = np.arange(len(own)) < launches
+    together = put_together(whole, sets, groups)
+    return Surrogate(whole, tuple(names) or ("nothing",), constant, together, own, launched)
 
 
 def problem_of(options: Options, cost: Array, costs: ShardCosts, limits: DesignProblem) -> Problem:

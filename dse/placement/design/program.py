@@ -6,11 +6,11 @@ Letters: w ways.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dse.placement.design.measures import Key, Terms
 from dse.placement.design.relaxed import Cut, Variable, transfer_us
 from dse.placement.solver.linear import Program as LinearProgram
 from dse.placement.solver.linear import Rows, Solved, solve_relaxed, solve_whole
@@ -21,30 +21,6 @@ if TYPE_CHECKING:
     from dse.placement.design.bound import ClassBound
 
 _GRID = 150  # points of a collective's curve
-Key: TypeAlias = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """What ways add to a segment (µs) or to a collective (bytes).
-
-    Attributes:
-        average: `(w,)` to every rank, if all shards are spread evenly.
-        largest: `(w,)` to some rank.
-        everywhere: `(w,)` to every rank in any case.
-        on_all: `(w,)` to every rank at least, by shards that are on all of them.
-        base: whatever the plan.
-        even, fastest, slowest: factors on what ranks take on average, at best, and where they are slowest.
-    """
-
-    average: Array
-    largest: Array
-    everywhere: Array
-    on_all: Array
-    base: float
-    even: float = 1.0
-    fastest: float = 1.0
-    slowest: float = 1.0
 
 
 def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> tuple[Array, Array]:
@@ -54,17 +30,36 @@ def under_hull(variable: Variable, low: float, high: float, cost: CostModel) -> 
     grid = np.geomspace(start, high, _GRID)
     times = transfer_us(variable, grid, cost)
     first = times[0] if low > 0 else 0.0
-    x, y = np.concatenate([[low], grid[1:]]), np.concatenate([[first], times[:-1]])
-    corners: list[int] = []
-    for i in range(len(x)):
-        while len(corners) > 1 and _right_turn(x, y, corners[-2], corners[-1], i):
+    return _corners(np.concatenate([[low], grid[1:]]), np.concatenate([[first], times[:-1]]))
+
+
+def hull_of_multiples(
+    variable: Variable, low: float, high: float, cost: CostModel, *, unit: float
+) -> tuple[Array, Array]:
+    """Likewise where sizes are the lower end and whole multiples of a unit more; 0 if they may be anything."""
+    if high <= low * (1 + 1e-9):
+        us = float(transfer_us(variable, np.array([low]), cost)[0]) if low > 0 else 0.0
+        return np.array([low, low * (1 + 1e-6) + 1e-6]), np.array([us, us])
+    if not unit or high - low > (_GRID - 1) * unit:
+        return under_hull(variable, low, high, cost)
+    sizes = low + unit * np.arange(round((high - low) / unit) + 1.0)
+    times = transfer_us(variable, sizes, cost)
+    return _corners(sizes, np.where(sizes > 0, times, 0.0))
+
+
+def _corners(x: Array, y: Array) -> tuple[Array, Array]:
+    """Of the lower convex hull of points from left to right."""
+    corners: list[tuple[float, float]] = []
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(corners) > 1 and _right_turn(corners[-2], corners[-1], point):
             corners.pop()
-        corners.append(i)
-    return x[corners], y[corners]
+        corners.append(point)
+    found = np.array(corners)
+    return found[:, 0], found[:, 1]
 
 
-def _right_turn(x: Array, y: Array, a: int, b: int, c: int) -> bool:
-    return bool((y[b] - y[a]) * (x[c] - x[a]) >= (y[c] - y[a]) * (x[b] - x[a]))
+def _right_turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
 
 
 class MasterProgram:
@@ -78,6 +73,7 @@ class MasterProgram:
         # Of each measure: its column, its scale, the columns of what all ranks see.
         self._parts: dict[Key, tuple[int, float, list[int]]] = {}
         self._transfers: dict[int, int] = {}
+        self._cut_rows: list[int] = []
 
     def solve(self, *, whole_s: float = 0.0, below_us: float = np.inf) -> Solved:
         """The least T with shares, whole ones if there is time; infinite where no plan satisfies memory and kinds.
@@ -85,21 +81,20 @@ class MasterProgram:
         Whole shares that take `below_us` or more are of no interest.
         """
         self._build()
-        program = self._program(0, 1.0, whole=whole_s > 0)
+        self._solved = self._program(0, 1.0, whole=whole_s > 0)
         if whole_s > 0:
-            return solve_whole(program, time_limit_s=whole_s, below=below_us)
-        return solve_relaxed(program)
+            return solve_whole(self._solved, time_limit_s=whole_s, below=below_us)
+        return solve_relaxed(self._solved)
 
-    def bytes_within(self, v: int, upper_us: float) -> tuple[float, float]:
-        """The least and the most bytes of a collective in a plan that takes at most so long."""
-        self._build()
-        self._transfer(v)
-        column, scale = self._measures[(v,)], float(self._bound.hull(v)[0][-1])
-        self._high[0] = min(self._high[0], upper_us)
-        least, most = (solve_relaxed(self._program(column, sign)).bound for sign in (1.0, -1.0))
-        if np.isposinf(least) or np.isposinf(most):
-            return 0.0, -1.0  # there is no such plan
-        return max(least, 0.0) * scale, -most * scale
+    def proof(self, solved: Solved) -> tuple[float, Array | None]:
+        """The bound of what `solve` returned, and the `(c,)` weights of the cuts in it, which sum to 1 at most."""
+        if solved.duals is None:
+            return solved.bound, None
+        weights = np.maximum(solved.duals[self._cut_rows], 0.0)
+        total = float(weights.sum())
+        if total <= 1.0:
+            return solved.bound, weights
+        return self._solved.dual_bound(solved.duals / total), weights / total
 
     def _build(self) -> None:
         for cut in self._cuts:
@@ -130,6 +125,7 @@ class MasterProgram:
             columns.append(self._transfer(v))
             values.append(-weight)
             most += weight * self._high[columns[-1]]
+        self._cut_rows.append(self._rows.count)
         self._row(columns, values, low=cut.constant_us)
         self._high[0] = max(self._high[0], most)
 
@@ -137,8 +133,8 @@ class MasterProgram:
         """The column of a segment's length (or a collective's bytes in units of `scale`), with its rows."""
         if key in self._measures:
             return self._measures[key]
-        terms = self._bound.terms(key)
-        column = self._measures[key] = self._column(self._bound.most(terms) / scale)
+        terms = self._bound.measures.terms(key)
+        column = self._measures[key] = self._column(self._bound.measures.ends(key)[1] / scale)
         shared = self._shared(terms.everywhere, scale)
         extra = [] if shared is None else [shared]
         self._parts[key] = column, scale, extra
@@ -161,7 +157,7 @@ class MasterProgram:
 
     def _large(self, terms: Terms) -> Ints:
         """Groups with a shard that may take longer than the average; smaller ones never do."""
-        starts, group = self._bound.starts, self._bound.conditions.group
+        starts, group = self._bound.measures.starts, self._bound.measures.group
         average = terms.even * float(np.minimum.reduceat(terms.average, starts).sum())
         largest = terms.fastest * np.bincount(group, np.maximum.reduceat(terms.largest, starts))
         return np.flatnonzero(largest > average)
@@ -170,7 +166,7 @@ class MasterProgram:
         self, groups: Ints, columns: Sequence[int], values: Sequence[float], largest: Array, low: float
     ) -> None:
         """One row for each of these groups: its shards are on some rank, beside what is on all ranks."""
-        of_way = self._bound.conditions.group[self._bound.options.ways.table]
+        of_way = self._bound.measures.group[self._bound.options.ways.table]
         mine = np.flatnonzero(np.isin(of_way, groups))
         rows = np.arange(len(groups))
         self._rows.add(
@@ -185,7 +181,7 @@ class MasterProgram:
         """The column of what all ranks see, or have; `None` for nothing."""
         if not everywhere.any():
             return None
-        most = float(np.maximum.reduceat(everywhere, self._bound.starts).sum()) / scale
+        most = float(np.maximum.reduceat(everywhere, self._bound.measures.starts).sum()) / scale
         column = self._column(most)
         self._row([column, *self._ways], [1.0, *(-everywhere / scale)], low=0.0)
         return column
