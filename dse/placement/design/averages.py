@@ -23,7 +23,8 @@ Letters: n batches, g settings of anything else, v variables, q probes of all g,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -31,23 +32,70 @@ from typing import Any
 import numpy as np
 
 from dse.placement.design.class_program import DenseCosts, program_of
+from dse.placement.design.conditions import Conditions
 from dse.placement.design.families import Families
 from dse.placement.design.options import Options, options_of
 from dse.placement.design.probing import costs_at_batches
 from dse.placement.design.relaxed import Cut, Program, Role, Variable
-from dse.placement.design.shard_costs import at_batches, joined, single_rank_dims
+from dse.placement.design.shard_costs import Number, at_batches, joined, single_rank_dims
 from dse.placement.solver.problem import Array, Mask
 from perfcore.design.design import Design
+from perfcore.errors import UnsupportedError
+from perfcore.graph.dims import structure_of
 from perfcore.graph.kernels import with_dims
 from perfcore.predictor import Predictor, feed_us
 
 _GRID, _NEAR, _NEARBY = 64, 32, 2.0  # points of a collective's curve, and of them near the bytes in question
 _SLOPES = np.array([0.0, 0.4, 0.7, 0.85, 0.95, 1.0, 1.1])  # of the curve's there
-_STARTS, _ROUNDS = 2, 2  # settings that cuts are made for, and cuts of each
+_BOUNDED_AT_ONCE = 2e4  # batches times settings times tables
+_STARTS, _ROUNDS = (0.5, 0.0, 1.0), 2  # settings that cuts are made for, and cuts of each
 
 
-def lower_bounds_us(designs: Sequence[Design], batches: Sequence[int], predictor: Predictor) -> Array:
+def lower_bounds_us(designs: Sequence[Design], *, predictor: Predictor) -> Array:
     """Lower bounds of iteration times over all plans, whether they fit into memory or not.
+
+    Designs that differ in batch, columns or number of ranks alone are bounded together.
+
+    Args:
+        designs: any; their plans do not matter.
+        predictor: of their device.
+
+    Returns:
+        `(n,)` µs; 0 on one rank, on ranks of unequal pace, and where the ops of a plan do not follow from its kinds.
+    """
+    lower = np.zeros(len(designs))
+    kinds: dict[Hashable, list[int]] = {}
+    for i, d in enumerate(designs):
+        if d.system.world_size > 1 and not Conditions.of(d).uneven:
+            several = d.system.world_size > d.system.local_world_size
+            depths = len(d.model.bottom_hidden), len(d.model.top_hidden)
+            key = structure_of(d), d.model.tables, d.model.num_dense_features, depths, several
+            kinds.setdefault(key, []).append(i)
+    for members in kinds.values():
+        batches = {b: n for n, b in enumerate(sorted({designs[i].training.global_batch for i in members}))}
+        settings: dict[Hashable, int] = {}
+        at = [settings.setdefault(_at_any_batch(designs[i]), len(settings)) for i in members]
+        firsts = [designs[members[at.index(g)]] for g in range(len(settings))]
+        step = max(1, int(_BOUNDED_AT_ONCE / (len(batches) * len(firsts[0].model.tables))))
+        with contextlib.suppress(UnsupportedError):
+            parts = [
+                bounds_at_batches_us(firsts[start : start + step], list(batches), predictor)
+                for start in range(0, len(firsts), step)
+            ]
+            table = np.concatenate(parts, axis=1)
+            lower[members] = [
+                table[batches[designs[i].training.global_batch], g] for i, g in zip(members, at, strict=True)
+            ]
+    return lower
+
+
+def _at_any_batch(design: Design) -> Hashable:
+    m = design.model
+    return m.embedding_dim, m.bottom_hidden, m.top_hidden, m.cross_rank, design.system
+
+
+def bounds_at_batches_us(designs: Sequence[Design], batches: Sequence[int], predictor: Predictor) -> Array:
+    """Likewise, of designs that are each taken at every batch.
 
     Args:
         designs: g of one structure and the same tables, on several ranks that are alike; all on one machine, or each
@@ -78,33 +126,40 @@ class _Averages:
         self._dense = DenseCosts(at_batches(dims, batches), structure, self.cost)
         self.families = Families.of(groups)
         self.shape = len(batches), len(groups)
+        self._widest: dict[tuple[int, int], Array] = {}
 
     def bounds_us(self) -> Array:
-        """`(n, g)`: the least over classes."""
+        """`(n, g)`: the least over classes; those that decide anywhere get more cuts."""
         kinds = np.unique(self.families.flag).tolist()
         most = min(len(kinds), self.families.tables)
-        classes = [c for size in range(1, most + 1) for c in combinations(kinds, size)]
-        return np.asarray(np.min([self._class_us(c) for c in classes], axis=0))
+        chosen = [c for size in range(1, most + 1) for c in combinations(kinds, size)]
+        classes = [self._class(c) for c in chosen]
+        first, *others = self._spread()
+        for one in classes:
+            one.refine(first)
+        for i in np.unique(np.argmin([c.lower_us for c in classes], axis=0)).tolist():
+            for number in others:
+                classes[i].refine(number)
+        return np.asarray(np.min([c.lower_us for c in classes], axis=0))
 
-    def _class_us(self, kinds: tuple[int, ...]) -> Array:
-        """`(n, g)`: the best of some cuts of one class; infinite where a table has no way in it."""
+    def _class(self, kinds: tuple[int, ...]) -> _Class:
         program = program_of(self._joint, kinds, self._costs, self._dense, self._overheads)
-        own = _Class(program, self, np.isin(self.families.flag, kinds))
-        best = np.zeros(self.shape)
-        for number in self._spread():
-            shares = own.first_shares()
-            for turn in range(_ROUNDS):
-                cut = program.cut(own.values_us(shares, number), number=number)[1]
-                lower, cheapest = own.bound(cut, number, shares)
-                best = np.maximum(best, lower)
-                shares = shares + (cheapest - shares) / (turn + 2)
-        return best
+        return _Class(program, self, np.isin(self.families.flag, kinds))
 
     def _spread(self) -> list[int]:
-        """Settings from the smallest batch of the first to the largest of the last."""
+        """Settings from the smallest batch of the first to the largest of the last, the middle one first."""
         n, g = self.shape
-        at = np.linspace(0, 1, _STARTS)
-        return sorted({round(a * (n - 1)) * g + round(a * (g - 1)) for a in at.tolist()})
+        return list(dict.fromkeys(round(at * (n - 1)) * g + round(at * (g - 1)) for at in _STARTS))
+
+    def widest(self, variable: Variable) -> Array:
+        """`(n, f)`: the most that a variable grows by if all shards of a family are on one rank."""
+        key = id(variable.each), id(variable.everywhere)  # shared by classes, and kept alive by the costs
+        if key not in self._widest:
+            families = self.families
+            amounts = (variable.each + variable.everywhere)[:, families.probe].max(axis=-1)
+            pieces = np.arange(1, families.probe.shape[1] + 1)
+            self._widest[key] = (amounts / pieces).max(axis=-1) * families.pieces * families.copies
+        return self._widest[key]
 
 
 class _Class:
@@ -113,13 +168,23 @@ class _Class:
     def __init__(self, program: Program, all_: _Averages, kept: Mask) -> None:
         self._program, self._all, self._kept = program, all_, kept
         self._families = all_.families
-        self._curves: dict[int, tuple[Array, Array]] = {}
+        self._ranges: dict[int, tuple[Array, Array]] = {}
+        self.lower_us = np.zeros(all_.shape)
 
-    def first_shares(self) -> Array:
+    def refine(self, number: int) -> None:
+        """Some cuts made for one setting; `lower_us`, `(n, g)`, has the best so far, infinite without plans."""
+        shares = self._first_shares()
+        for turn in range(_ROUNDS):
+            cut = self._program.cut(self._values_us(shares, number), number=number)[1]
+            lower, cheapest = self._bound(cut, number, shares)
+            self.lower_us = np.maximum(self.lower_us, lower)
+            shares = shares + (cheapest - shares) / (turn + 2)
+
+    def _first_shares(self) -> Array:
         """`(n, f)`: of each table the first family of the class."""
         return self._chosen(np.broadcast_to(np.zeros(len(self._kept)), (self._all.shape[0], len(self._kept))))
 
-    def values_us(self, shares: Array, number: int) -> Array:
+    def _values_us(self, shares: Array, number: int) -> Array:
         """`(v,)` durations at one setting, with `(n, f)` shares of families, tables whole."""
         n, g = divmod(number, self._all.shape[1])
         mine = np.flatnonzero((self._families.setting == g) & (shares[n] > 0))
@@ -131,11 +196,11 @@ class _Class:
             base = np.broadcast_to(variable.base, self._all.shape)[n, g]
             value = float(base + shares[n, mine] @ added)
             if variable.role is not Role.RANK:
-                value = self._transfer_us(variable, np.full((*self._all.shape, 1), value))[n, g, 0]
+                value = float(self._transfer_us(variable, np.array([[[value]]]), at=(n, g))[0, 0, 0])
             values.append(value)
         return np.array(values)
 
-    def bound(self, cut: Cut, number: int, shares: Array) -> tuple[Array, Array]:
+    def _bound(self, cut: Cut, number: int, shares: Array) -> tuple[Array, Array]:
         """What a cut made for one setting says of all.
 
         Returns:
@@ -145,19 +210,20 @@ class _Class:
         lower = self._constant_us(cut, number)
         each = np.zeros((self._all.shape[0], len(self._families.probes)))
         everywhere = each.copy()
-        weights: dict[int, Array] = {}
+        weights: dict[int, Number] = {}
         for weight, key in cut.segments:
             for v in key:
-                weights[v] = weights.get(v, np.zeros(self._all.shape)) + weight
+                weights[v] = weights.get(v, 0.0) + weight
         for weight, v in cut.transfers:
             intercept, slope = self._line(v, self._at(variables[v], shares))
             lower = lower + weight * intercept
             weights[v] = weight * slope
         for v, factor in weights.items():
             lower = lower + factor * variables[v].base
-            of_probe = factor[:, self._families.probes]
+            of_probe = factor if isinstance(factor, float) else factor[:, self._families.probes]
             each += of_probe * variables[v].each
-            everywhere += of_probe * variables[v].everywhere
+            if variables[v].everywhere.any():
+                everywhere += of_probe * variables[v].everywhere
         costs = self._families.cheapest(each, everywhere)
         chosen = self._chosen(costs)
         least = np.add.reduceat(
@@ -216,7 +282,7 @@ class _Class:
 
     def _range(self, v: int) -> tuple[Array, Array]:
         """`(n, g)` least and most bytes of a collective in plans of the class."""
-        if v not in self._curves:
+        if v not in self._ranges:
             variable, families = self._program.variables[v], self._families
             flags = np.unique(families.flag[self._kept])
             amounts = np.asarray(variable.each + variable.everywhere)
@@ -224,24 +290,23 @@ class _Class:
             mine = np.where(np.isin(families.probe_flag, uses), amounts, np.inf)
             starts = np.searchsorted(families.probes, np.arange(self._all.shape[1]))
             least = np.minimum.reduceat(mine, starts, axis=1)
-            pieces = np.arange(1, families.probe.shape[1] + 1)
-            widest = (amounts[:, families.probe].max(axis=-1) / pieces).max(axis=-1) * families.pieces
-            widest = np.where(self._kept, widest * families.copies, 0.0)
+            widest = np.where(self._kept, self._all.widest(variable), 0.0)
             most = np.maximum.reduceat(widest, families.first, axis=1)
             most = np.add.reduceat(most, np.arange(0, most.shape[1], families.tables), axis=1)
             low = variable.base + np.where(np.isfinite(least), least, 0.0)
-            self._curves[v] = low, np.maximum(variable.base + most, np.maximum(low, 1.0))
-        return self._curves[v]
+            self._ranges[v] = low, np.maximum(variable.base + most, np.maximum(low, 1.0))
+        return self._ranges[v]
 
-    def _transfer_us(self, variable: Variable, bytes_: Array) -> Array:
-        """`(n, g, k)` times of a collective at so many bytes."""
+    def _transfer_us(self, variable: Variable, bytes_: Array, *, at: tuple[int, int] | None = None) -> Array:
+        """`(n, g, k)` times of a collective at so many bytes; `(1, 1, k)` at one setting."""
         kernel = variable.collective
         assert kernel is not None
         n, g = self._all.shape
 
         def along(dim: Any) -> Array:
             values = np.asarray(dim, dtype=np.float64).reshape(-1)
-            return values.reshape(n, g, 1) if len(values) == n * g else values.reshape(1, -1, 1)
+            each = values.reshape(n, g, 1) if len(values) == n * g else values.reshape(1, -1, 1)
+            return each if at is None else np.broadcast_to(each, (n, g, 1))[at].reshape(1, 1, 1)
 
         asked = with_dims(
             kernel,

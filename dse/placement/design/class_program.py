@@ -64,9 +64,11 @@ def program_of(
     Raises:
         UnsupportedError: the ops of a class do not follow those of its shards.
     """
-    dims = replaced(dense.dims, shards=reference_shards(options, kinds))
+    columns = dense.dims.shards.dim
+    dims = replaced(dense.dims, shards=reference_shards(options, kinds, columns))
     graph = DlrmBuilder(dims).graph(dense.structure)
-    builder = _Builder(graph, options, kinds, costs, whole=whole, slowness=slowness)
+    reduced = reduced_bytes_of_reference(options, kinds, columns)
+    builder = _Builder(graph, options, kinds, costs, reduced_bytes=reduced, whole=whole, slowness=slowness)
     return builder.program(dense.durations_us(graph), overheads)
 
 
@@ -74,7 +76,7 @@ class DenseCosts:
     """Durations of what no plan changes, of n designs of one structure; priced once for all classes.
 
     Attributes:
-        dims: of the designs, `(n, 1)`; the shards are of no account.
+        dims: of the designs, `(n, 1)`; of the shards the columns alone count.
         structure: of all of them.
     """
 
@@ -105,8 +107,8 @@ class DenseCosts:
         return not placed and key not in self._known and not region.startswith("all_reduce/")
 
 
-def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
-    """`(1, 2, t)`: tables take the kinds in turn; row_split and replicated are on both ranks, the others on rank 0.
+def reference_shards(options: Options, kinds: tuple[int, ...], columns: Array) -> Shards:
+    """`(n, 2, t)`, for `(n, 1, t)` columns of the tables: they take the kinds in turn; row_split and replicated are on both ranks, the others on rank 0.
 
     Where some shard of a kind may have a cache, all of the reference's have one: what runs for a cache is told by who needs it.
     """
@@ -125,7 +127,7 @@ def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
     parts = np.where(flag == ROW_SPLIT, 2.0, local)
     return Shards(
         rows=held * np.maximum(rows / parts, 1.0),
-        dim=held * np.array(model.table_dims, dtype=np.float64) * local,
+        dim=held * columns * local,
         pooling=held * pooling / parts,
         skew=np.broadcast_to([t.skew for t in model.tables], held.shape),
         host=on_host,
@@ -134,10 +136,12 @@ def reference_shards(options: Options, kinds: tuple[int, ...]) -> Shards:
     )
 
 
-def replicated_in_reference(options: Options, kinds: tuple[int, ...]) -> Mask:
-    """`(t,)`: tables that `reference_shards` replicates."""
-    tables = len(options.design.model.tables)
-    return np.array([kinds[t % len(kinds)] == REPLICATED for t in range(tables)])
+def reduced_bytes_of_reference(options: Options, kinds: tuple[int, ...], columns: Array) -> Array:
+    """`(n,)` gradient bytes of the tables that `reference_shards` replicates."""
+    tables = options.design.model.tables
+    size = 2.0 if options.design.training.table_precision.value == "bf16" else 4.0
+    rows = [t.num_embeddings * (kinds[i % len(kinds)] == REPLICATED) for i, t in enumerate(tables)]
+    return np.asarray(columns[:, 0] @ np.array(rows, dtype=np.float64) * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,7 @@ class _Builder:
         kinds: tuple[int, ...],
         costs: ShardCosts,
         *,
+        reduced_bytes: Array,
         whole: bool,
         slowness: Array | None,
     ) -> None:
@@ -172,7 +177,7 @@ class _Builder:
         self._op_costs = {name: self._aligned(name) for name in costs.ops}
         # Kinds of which a rank may have a shard, or none.
         self._chosen = frozenset(k for k in kinds if k % DENSE in (POOLED, STAGED))
-        self._whole, self._uneven = whole, slowness is not None
+        self._whole, self._uneven, self._reduced_of_tables = whole, slowness is not None, reduced_bytes
         # What stays on a clock is not all of a device's pace: it counts as on the fastest, and is not slowed.
         self._unslowed = 1.0 if slowness is None else min(float(slowness.min()), 1.0) / float(slowness.max())
         # The bucket that takes in the gradients of replicated tables.
@@ -314,24 +319,12 @@ class _Builder:
         assert place.op is not None
         kernel = resolve(place.op.launches[0].kernel)
         assert isinstance(kernel, Collective)
-        own = self._reference_reduced_bytes()
-        base = max(float(np.asarray(kernel.bytes).min()) - own, 0.0)
+        base = max(float((np.asarray(kernel.bytes).min(axis=-1) - self._reduced_of_tables).min()), 0.0)
         reduced = self._costs.reduced_bytes
         self._variables.append(
             Variable(place.op.name, place.region, Role.TOTAL, base, np.zeros_like(reduced), reduced, kernel)
         )
         self._append(step, 0.0, len(self._variables) - 1)
-
-    def _reference_reduced_bytes(self) -> float:
-        """Gradient bytes of the tables that the reference plan replicates."""
-        model = self._options.design.model
-        replicated = replicated_in_reference(self._options, self._kinds)
-        size = 2.0 if self._options.design.training.table_precision.value == "bf16" else 4.0
-        return sum(
-            t.num_embeddings * d * size
-            for t, d, r in zip(model.tables, model.table_dims, replicated, strict=True)
-            if r
-        )
 
 
 def _places(graph: WorkloadGraph) -> list[_Place]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dse.placement.solver.problem import Array
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
-from perfcore.design.sharding import ShardingPlan
+from perfcore.design.sharding import ShardingPlan, Shards
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Collective
 
@@ -155,14 +155,13 @@ def at_batches(dims: Dims, batches: Array) -> Dims:
     def repeated(values: Any) -> Any:
         if isinstance(values, tuple):
             return tuple(map(repeated, values))
-        return (
-            np.tile(values, (len(batches), 1))
-            if isinstance(values, np.ndarray) and len(values) > 1
-            else values
-        )
+        if isinstance(values, Shards):
+            return Shards(**{f: repeated(getattr(values, f)) for f in Shards.__dataclass_fields__})
+        alike = np.ndim(values) == 0 or len(values) == 1
+        return values if alike else np.tile(values, (len(batches), *[1] * (values.ndim - 1)))
 
-    kept = {name: repeated(getattr(dims, name)) for name in Dims.__dataclass_fields__ if name != "shards"}
     settings = len(dims.global_batch)
+    kept = {name: repeated(getattr(dims, name)) for name in Dims.__dataclass_fields__}
     return replaced(dims, **(kept | {"global_batch": np.repeat(batches, settings)[:, None]}))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from design_cases import DEVICE, NODE, every_plan, predictor, random_design, times_of
 
-from dse.placement.design.averages import lower_bounds_us
+from dse.placement.design.averages import bounds_at_batches_us
 from dse.placement.design.options import options_of
 from dse.placement.design.probing import costs_at_batches, shard_costs
 from perfcore.design.design import Design
@@ -48,7 +48,7 @@ def gaps(first: int, count: int, *, worlds: Sequence[int], dims: Sequence[int], 
         rng = np.random.default_rng(seed)
         designs = settings_of(rng, worlds, dims, gpus)
         batches = (max(worlds) * 2 ** rng.integers(5, 16, size=2)).tolist()
-        lower_us = lower_bounds_us(designs, batches, p)
+        lower_us = bounds_at_batches_us(designs, batches, p)
         for n, g in ((0, 0), (1, len(designs) - 1)):
             design = at_batch(designs[g], batches[n])
             best_us = float(times_of(design, every_plan(options_of(design)), p).min())
@@ -100,7 +100,7 @@ def test_bounds_grow_with_batches_and_columns_where_tables_decide() -> None:
     for design in settings_of(np.random.default_rng(11), (4,), (16, 64, 128), 8):
         model = replace(design.model, tables=LARGE)
         designs.append(replace(design, fusion=busy, model=model, sharding=ShardingPlan.on_one_rank(model)))
-    lower_us = lower_bounds_us(designs, [2**k for k in (13, 15, 17)], p)
+    lower_us = bounds_at_batches_us(designs, [2**k for k in (13, 15, 17)], p)
     assert (np.diff(lower_us, axis=0) > 0).all()
     assert (np.diff(lower_us, axis=1) > 0).all()
 
