@@ -96,7 +96,7 @@ class BulkTables:
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All that the tables consist of, for `restored`."""
-        return {name: np.asarray(a) for name, a in self._programs._asdict().items()} | {
+        return {name: np.asarray(a) for name, a in self._programs.fields().items()} | {
             "sizes": np.array(self._sizes, dtype=np.int64),
             "ranks": np.asarray(self._ranks),
         }
@@ -104,7 +104,7 @@ class BulkTables:
     @classmethod
     def restored(cls, arrays: Mapping[str, NDArray[Any]]) -> BulkTables:
         """The tables that once gave these `arrays`."""
-        fields: dict[str, Any] = {name: arrays[name] for name in Programs._fields}
+        fields: dict[str, Any] = {name: arrays[name] for name in Programs.names()}
         matrices = aligned(len(fields["matrices"]))
         matrices[:] = fields["matrices"]
         programs = Programs(**fields | {"matrices": matrices, "slots": int(fields["slots"])})
@@ -113,7 +113,7 @@ class BulkTables:
     @property
     def table_bytes(self) -> int:
         """Memory of all tables."""
-        return sum(a.nbytes for a in self._programs if isinstance(a, np.ndarray))
+        return sum(a.nbytes for a in self._programs.fields().values() if isinstance(a, np.ndarray))
 
     def evaluate(self, structure_index: NDArray[Any], codes: NDArray[Any]) -> BulkResult:
         """Iteration time and memory of n candidates.
@@ -136,8 +136,8 @@ class BulkTables:
         )
         order, bounds = grouped(structures, self._structures)
         sizes = np.array(self._sizes, dtype=np.int64)
-        out = time_us, hbm_bytes, left_bytes
-        if not evaluate(self._programs, order, bounds, codes, sizes, block, out):
+        deciding, out = np.ones(len(codes), dtype=np.uint64), (time_us, hbm_bytes, left_bytes)
+        if not evaluate(self._programs, order, bounds, codes, sizes, deciding, block, out):
             self._refuse(codes)
         return BulkResult(*out)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from perfcore.bulk_program import BLOCK, FAST, Block, run
+from perfcore.bulk_program import BLOCK, FAST, ONE, ZERO, Block, part, run
 from perfcore.bulk_vector import multiply
+from perfcore.compiled import compiled
 from perfcore.maxplus import cycle_mean
 from perfcore.steps import CLOCKS
 
@@ -18,28 +18,35 @@ Array = NDArray[np.float64]
 AGREEMENT = 2e-7  # of two bounds of an eigenvalue in float32
 
 
-@numba.njit(cache=True)
 def grouped(structures: Any, count: int) -> Any:
     """`(n,)` candidates by structure, in order within each, and `(s + 1,)` where each structure begins."""
-    bounds = np.zeros(count + 1, dtype=np.int64)
+    order, bounds = np.empty(len(structures), dtype=np.int64), np.zeros(count + 2, dtype=np.int64)
+    _group(np.ascontiguousarray(structures, dtype=np.int64), order, bounds)
+    return order, bounds[:-1]
+
+
+@compiled(_nrt=False)
+def _group(structures: Any, order: Any, bounds: Any) -> None:
+    """As `grouped`; `bounds` has a place more, and is 0."""
     for s in structures:
-        bounds[s + 1] += 1
-    for s in range(count):
-        bounds[s + 1] += bounds[s]
-    order, after = np.empty(len(structures), dtype=np.int64), bounds[:-1].copy()
-    for i, s in enumerate(structures):
-        order[after[s]] = i
-        after[s] += 1
-    return order, bounds
+        bounds[s + 2] += 1
+    for s in range(2, len(bounds)):
+        bounds[s] += bounds[s - 1]
+    # What stands before a structure's end is how many of it are in place.
+    for i in range(len(structures)):
+        s = structures[i] + 1
+        order[bounds[s]] = i
+        bounds[s] += 1
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@compiled(fastmath=FAST, error_model="numpy", _nrt=False)
 def evaluate(
     programs: Any,
     order: Any,
     bounds: Any,
     codes: Any,
     sizes: Any,
+    deciding: Any,
     block: Block,
     out: tuple[Array, Array, Array],
 ) -> bool:
@@ -51,36 +58,37 @@ def evaluate(
         bounds: likewise.
         codes: `(n, a)`.
         sizes: `(a,)` of the grid's axes.
+        deciding: `(n,)` by place in `order`: of the ranks that decide, bit r for rank r; filled in.
         block: working memory.
         out: `(n,)` each, filled in: time in µs, bytes of the fullest rank, bytes that it has left.
 
     Returns:
         Whether all codes are on the grid; the first that is not ends the work.
     """
-    most, time_us = block.alive.shape[1], out[0]
-    deciding = np.ones(len(order), dtype=np.uint64)  # by place in `order`: bit r for rank r
-    dominators = np.empty(most, dtype=np.uint64)
+    time_us = out[0]
     for s in range(len(bounds) - 1):
         alike = programs.rank_bounds[s] == programs.rank_bounds[s + 1]
         for begin in range(bounds[s], bounds[s + 1], BLOCK):
             end = min(begin + BLOCK, bounds[s + 1])
-            block.members[: end - begin] = order[begin:end]
+            for j in range(end - begin):
+                block.members[j] = order[begin + j]
             if not _read(codes, end - begin, sizes, block):
                 return False
             _place(programs, s, end - begin, block)
             _fullest(programs, s, end - begin, block, out[1], out[2])
             if alike:
-                block.alive[:, 0] = 0
-                _iterate(programs, s, end - begin, block, 1, time_us)
+                for j in range(end - begin):
+                    block.alive[j, 0] = 0
+                _iterate(programs, s, end - begin, block, ONE, time_us)
             else:
-                _decide(programs, s, block, dominators, deciding[begin:end])
+                _decide(programs, s, block, deciding[begin:end])
         if not alike:
             members = order[bounds[s] : bounds[s + 1]]
             _by_ranks(programs, s, members, deciding[bounds[s] : bounds[s + 1]], codes, sizes, block, time_us)
     return True
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _by_ranks(
     programs: Any,
     structure: int,
@@ -106,7 +114,7 @@ def _by_ranks(
                 count = 0
 
 
-@numba.njit(cache=True)
+@part
 def _ones(bits: Any) -> int:
     count = 0
     while bits:
@@ -115,7 +123,7 @@ def _ones(bits: Any) -> int:
     return count
 
 
-@numba.njit(cache=True)
+@part
 def _spread(bits: Any, ranks: Any) -> None:
     """The ranks whose bits are set, in order."""
     count = 0
@@ -125,7 +133,7 @@ def _spread(bits: Any, ranks: Any) -> None:
             count += 1
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _read(codes: Any, count: int, sizes: Any, block: Block) -> bool:
     """The members' codes, one axis a row; whether all are on the grid."""
     sound = True
@@ -138,7 +146,7 @@ def _read(codes: Any, count: int, sizes: Any, block: Block) -> bool:
     return sound
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _place(programs: Any, structure: int, count: int, block: Block) -> None:
     """Where the block's candidates lie in the tables of the structure's keys."""
     begin, end = programs.key_bounds[structure], programs.key_bounds[structure + 1]
@@ -153,7 +161,7 @@ def _place(programs: Any, structure: int, count: int, block: Block) -> None:
                 places[j] += column[j] * stride
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _fullest(
     programs: Any, structure: int, count: int, block: Block, hbm_bytes: Array, left_bytes: Array
 ) -> None:
@@ -164,8 +172,9 @@ def _fullest(
         for r in range(ranks):
             held[j, r] = there[j, r] = 0.0
     for z in range(programs.memory_bounds[structure], programs.memory_bounds[structure + 1]):
-        key, offset, ranked, is_there = programs.memory_rows[z]
-        places, sums = block.places[block.position[key]], there if is_there else held
+        row = programs.memory_rows[z]
+        places, offset, ranked = block.places[block.position[row[0]]], row[1], row[2]
+        sums = there if row[3] else held
         for j in range(count):
             start = offset + places[j] * (ranks if ranked else 1)
             for r in range(ranks):
@@ -179,12 +188,13 @@ def _fullest(
         left_bytes[block.members[j]] = there[j, fullest] - held[j, fullest]
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def _decide(programs: Any, structure: int, block: Block, dominators: Any, deciding: Any) -> None:
+@part
+def _decide(programs: Any, structure: int, block: Block, deciding: Any) -> None:
     """Ranks that no other dominates in every table; of equal ranks the first."""
-    ranks = len(dominators)
+    dominators, ranks = block.dominators, len(block.dominators)
     for j in range(len(deciding)):
-        dominators[:] = ~np.uint64(0)
+        for r in range(ranks):
+            dominators[r] = ~np.uint64(0)
         for y in range(programs.rank_bounds[structure], programs.rank_bounds[structure + 1]):
             place = block.places[block.position[programs.rank_rows[y, 0]], j]
             start = programs.rank_rows[y, 1] + place * ranks
@@ -197,7 +207,7 @@ def _decide(programs: Any, structure: int, block: Block, dominators: Any, decidi
         deciding[j] = alive
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _dominated(dominators: Any, rank: int) -> bool:
     bit = np.uint64(1) << np.uint64(rank)
     others = dominators[rank] & ~bit
@@ -209,7 +219,7 @@ def _dominated(dominators: Any, rank: int) -> bool:
     return False
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _iterate(programs: Any, structure: int, count: int, block: Block, ranks: int, time_us: Array) -> None:
     """Iteration times of a block."""
     run(programs, structure, block, count, ranks)
@@ -218,24 +228,24 @@ def _iterate(programs: Any, structure: int, count: int, block: Block, ranks: int
         time_us[block.members[q]] = us
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _mean_of_one(block: Block, q: int) -> float:
     """The largest cycle mean of one rank's matrix: of its powers' diagonals."""
-    state, spare = block.state, block.spare
-    multiply(state, q, state, q, spare, 0)
-    multiply(state, q, spare, 0, spare, 1)
-    multiply(spare, 0, spare, 0, spare, 2)
-    one, two = _largest_loop(state, q), _largest_loop(spare, 0) * 0.5
-    three, four = _largest_loop(spare, 1) * (1.0 / 3.0), _largest_loop(spare, 2) * 0.25
+    state, spare, x = block.state, block.spare, ZERO
+    multiply(state, q, state, q, spare, x)
+    multiply(state, q, spare, x, spare, x + 1)
+    multiply(spare, x, spare, x, spare, x + 2)
+    one, two = _largest_loop(state, q), _largest_loop(spare, x) * 0.5
+    three, four = _largest_loop(spare, x + 1) * (1.0 / 3.0), _largest_loop(spare, x + 2) * 0.25
     return max(max(one, two), max(three, four))
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _largest_loop(matrices: Any, x: int) -> float:
     return float(max(max(matrices[x, 0], matrices[x, 5]), max(matrices[x, 10], matrices[x, 15])))
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _mean_of_many(block: Block, q: int, ranks: int) -> float:
     """The largest cycle mean over several ranks.
 
@@ -253,10 +263,10 @@ def _mean_of_many(block: Block, q: int, ranks: int) -> float:
         if growth <= loop * (1.0 + AGREEMENT * (1 + length)):
             return float(loop)
         now, after = after, now
-    return _karp(state, q, ranks)
+    return _karp(block, q, ranks)
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _advance(state: Any, q: int, ranks: int, now: Any, after: Any) -> float:
     """All clocks one iteration on; the most that one of them grows."""
     growth = np.float32(-np.inf)
@@ -273,12 +283,11 @@ def _advance(state: Any, q: int, ranks: int, now: Any, after: Any) -> float:
     return float(growth)
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def _karp(state: Any, q: int, ranks: int) -> float:
+@part
+def _karp(block: Block, q: int, ranks: int) -> float:
     size = CLOCKS * ranks
-    matrix = np.empty((size, size), dtype=np.float32)
     for i in range(size):
         for j in range(size):
-            part = (q * ranks + i // CLOCKS) * ranks + j // CLOCKS
-            matrix[i, j] = state[part, CLOCKS * (i % CLOCKS) + j % CLOCKS]
-    return cycle_mean(matrix, np.zeros((size + 1, size), dtype=np.float32))
+            x = (q * ranks + i // CLOCKS) * ranks + j // CLOCKS
+            block.matrix[i, j] = block.state[x, CLOCKS * (i % CLOCKS) + j % CLOCKS]
+    return cycle_mean(block.matrix, size, block.walks)

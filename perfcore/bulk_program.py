@@ -6,13 +6,15 @@ that of rank k's clocks over rank l's is number `k p + l`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from perfcore.bulk_vector import launch, multiply
+from perfcore.by_pointer import ByPointer
+from perfcore.compiled import inner
 from perfcore.curves import at
 from perfcore.instructions import COLUMNS, Instruction
 from perfcore.steps import CLOCKS
@@ -21,6 +23,9 @@ Array = NDArray[np.float64]
 
 # No NaN arises: -inf is only ever added to what is finite or -inf. So maxima compile to single instructions.
 FAST = {"nnan", "nsz"}
+part = inner(fastmath=FAST, error_model="numpy", _nrt=False)
+# Plain numbers in a call would be types of their own, for each of which a function is compiled once more.
+ZERO, ONE = cast("tuple[int, int]", tuple(np.arange(2)))
 BLOCK = 128  # candidates whose state and codes stay in the first-level cache
 
 _KIND, _KEY, _OFFSET, _LENGTH, _TARGET, _AWAITED, _COLLECTIVE, _COUNT, _EXPONENT, _POINTS = range(
@@ -31,7 +36,8 @@ _CLEAR, _ADD, _OPEN = int(Instruction.CLEAR), int(Instruction.ADD), int(Instruct
 _FILL, _GUARD, _CURVE = int(Instruction.FILL), int(Instruction.GUARD), int(Instruction.CURVE)
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Block(ByPointer):
     """Working memory of a block of at most b candidates of one structure.
 
     Attributes:
@@ -50,6 +56,9 @@ class Block(NamedTuple):
         spare: `(3, 16)`.
         weights: `(1, 16)`.
         clocks: `(2, 4 r)`.
+        dominators: `(r,)`: bit b of a rank's says that rank b is nowhere faster.
+        matrix: `(4 r, 4 r)`.
+        walks: `(4 r + 1, 4 r)`.
     """
 
     members: NDArray[np.int64]
@@ -67,10 +76,14 @@ class Block(NamedTuple):
     spare: NDArray[np.float32]
     weights: NDArray[np.float32]
     clocks: NDArray[np.float32]
+    dominators: NDArray[np.uint64]
+    matrix: NDArray[np.float32]
+    walks: NDArray[np.float32]
 
 
 def new_block(*, axes: int, keys: int, ranks: int, slots: int) -> Block:
     """Working memory for programs of so many keys, ranks and bucket lists on a grid of so many axes."""
+    size = CLOCKS * ranks
     return Block(
         members=np.empty(BLOCK, dtype=np.int64),
         columns=np.empty((axes, BLOCK), dtype=np.int32),
@@ -86,7 +99,10 @@ def new_block(*, axes: int, keys: int, ranks: int, slots: int) -> Block:
         pending=aligned(BLOCK),
         spare=aligned(3),
         weights=aligned(1),
-        clocks=np.empty((2, CLOCKS * ranks), dtype=np.float32),
+        clocks=np.empty((2, size), dtype=np.float32),
+        dominators=np.empty(ranks, dtype=np.uint64),
+        matrix=np.empty((size, size), dtype=np.float32),
+        walks=np.empty((size + 1, size), dtype=np.float32),
     )
 
 
@@ -97,7 +113,7 @@ def aligned(count: int) -> NDArray[np.float32]:
     return raw[begin : begin + 16 * count].reshape(count, 16)
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def run(programs: Any, structure: int, block: Block, count: int, ranks: int) -> None:
     """The program of the first `count` of a block, of each of which `ranks` ranks decide.
 
@@ -116,13 +132,13 @@ def run(programs: Any, structure: int, block: Block, count: int, ranks: int) -> 
         if kind == _LOCAL:
             if ranks > 1 and row >= guard_end:
                 if not waiting:
-                    _identities(pending, count, 1)
+                    _identities(pending, count, ONE)
                 waiting = True
-                _local(programs.matrices, rows[row, _OFFSET], places, pending, taken, 1)
+                _local(programs.matrices, rows[row, _OFFSET], places, pending, taken, ONE)
             else:
                 _local(programs.matrices, rows[row, _OFFSET], places, state, taken, ranks * ranks)
         elif kind == _GUARD:
-            taken = _within(block, count)
+            taken = block.taken[1, : _within(block, count)]
             guard_end = row + rows[row, _COUNT] + 1
             if len(taken) == 0:
                 row = guard_end - 1
@@ -143,7 +159,7 @@ def run(programs: Any, structure: int, block: Block, count: int, ranks: int) -> 
         _flush(pending, state, count, ranks)
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _flush(pending: Any, state: Any, count: int, ranks: int) -> bool:
     """The matrix that all ranks share, applied to each; nothing waits then."""
     size = ranks * ranks
@@ -153,7 +169,7 @@ def _flush(pending: Any, state: Any, count: int, ranks: int) -> bool:
     return False
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _identities(state: Any, count: int, ranks: int) -> None:
     for m in range(count * ranks * ranks):
         for x in range(CLOCKS * CLOCKS):
@@ -164,7 +180,7 @@ def _identities(state: Any, count: int, ranks: int) -> None:
                 state[(q * ranks + k) * ranks + k, (CLOCKS + 1) * clock] = np.float32(0.0)
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _local(matrices: Any, offset: int, places: Any, state: Any, taken: Any, size: int) -> None:
     """One matrix for all `size` parts of a candidate's state."""
     if size == 1:
@@ -177,7 +193,7 @@ def _local(matrices: Any, offset: int, places: Any, state: Any, taken: Any, size
             multiply(matrices, x, state, m, state, m)
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _ranked(
     matrices: Any, offset: int, length: int, places: Any, block: Block, taken: Any, ranks: int
 ) -> None:
@@ -189,17 +205,17 @@ def _ranked(
                 multiply(matrices, x + block.alive[q, k], state, m, state, m)
 
 
-@numba.njit(cache=True, fastmath=FAST)
-def _within(block: Block, count: int) -> Any:
-    """Those whose amount is not 0."""
+@part
+def _within(block: Block, count: int) -> int:
+    """How many have an amount that is not 0; they are noted."""
     inside = 0
     for q in range(count):
         block.taken[1, inside] = q
         inside += block.amount[q] > 0
-    return block.taken[1, :inside]
+    return inside
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _launches(row: Any, caps: Any, values: Any, places: Any, block: Block, taken: Any, ranks: int) -> None:
     """A launch on every deciding rank; absent where its duration is negative."""
     target, offset, length = row[_TARGET], row[_OFFSET], row[_LENGTH]
@@ -226,7 +242,7 @@ def _launches(row: Any, caps: Any, values: Any, places: Any, block: Block, taken
             _join(target, ranked, values, start, shared, block, q, ranks)
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _curve_us(row: Any, values: Any, start: int, amount: float) -> float:
     """A duration that follows the amount; negative where the launch is absent."""
     if amount > 0:
@@ -234,7 +250,7 @@ def _curve_us(row: Any, values: Any, start: int, amount: float) -> float:
     return float(min(values[start], 0.0))
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _weigh(weights: Any, target: int, awaited: int, gap_us: float, latency_us: float) -> None:
     """What a launch adds to each clock that it waits for."""
     for clock in range(CLOCKS):
@@ -247,7 +263,7 @@ def _weigh(weights: Any, target: int, awaited: int, gap_us: float, latency_us: f
             weights[CLOCKS * clock + column] = weight
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _join(
     target: int, ranked: Any, values: Any, start: int, shared: float, block: Block, q: int, ranks: int
 ) -> None:
@@ -269,7 +285,7 @@ def _join(
                 state[m, x + 2], state[m, x + 3] = c + us, d + us
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _sums(row: Any, caps: Any, values: Any, places: Any, block: Block, count: int) -> None:
     """A step of a sum or of a bucket; never behind a guard."""
     kind, offset, amount = row[_KIND], row[_OFFSET], block.amount
@@ -281,10 +297,11 @@ def _sums(row: Any, caps: Any, values: Any, places: Any, block: Block, count: in
     elif kind == _OPEN:
         _open(block.buckets[row[_COUNT]], caps[0], amount, count)
     else:
-        amount[:count] = 0.0
+        for q in range(count):
+            amount[q] = 0.0
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _open(bucket: Any, cap: float, amount: Array, count: int) -> None:
     """Empty buckets."""
     for q in range(count):
@@ -293,7 +310,7 @@ def _open(bucket: Any, cap: float, amount: Array, count: int) -> None:
         bucket[3, q] = amount[q] * 1e-12
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@part
 def _fill(
     bucket: Any, next_cap: float, values: Any, offset: int, places: Any, amount: Array, count: int
 ) -> None:

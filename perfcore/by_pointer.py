@@ -39,8 +39,7 @@ class ByPointer:
         """Note where the arrays lie."""
         words: list[int] = []
         members: list[tuple[str, Any, int]] = []
-        for name in self.__dataclass_fields__:  # type: ignore[attr-defined]
-            value = getattr(self, name)
+        for name, value in self.fields().items():
             if isinstance(value, int):
                 members.append((name, None, 0))
                 words.append(value)
@@ -55,6 +54,19 @@ class ByPointer:
         object.__setattr__(self, "_table", table)
         object.__setattr__(self, "_address", table.ctypes.data)
         object.__setattr__(self, "_numba_type_", _type_of(type(self).__qualname__, tuple(members)))
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """A copy in another place, or process, has its arrays elsewhere."""
+        return type(self), tuple(self.fields().values())
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Of the fields."""
+        return tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+
+    def fields(self) -> dict[str, Any]:
+        """Values by name."""
+        return {name: getattr(self, name) for name in self.names()}
 
 
 class Pointed(types.Type):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from perfcore.by_pointer import ByPointer
 
 Array = NDArray[np.float64]
 
@@ -39,7 +41,8 @@ COLUMNS = (
 )
 
 
-class Programs(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Programs(ByPointer):
     """Programs of all structures, and the tables that they gather from.
 
     Attributes:

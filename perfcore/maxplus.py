@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.compiled import compiled, inner
 from perfcore.steps import CLOCKS, Opcode, Steps
 
 Array = NDArray[np.float64]
@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 _HOST, _LAUNCH, _WAIT = int(Opcode.HOST), int(Opcode.LAUNCH), int(Opcode.WAIT)
 _BLOCK, _COLLECTIVE = int(Opcode.BLOCK), int(Opcode.COLLECTIVE)
 NEVER = -np.inf
+
+_IN_PLACE: dict[str, Any] = {"error_model": "numpy", "_nrt": False}  # nothing is allocated, nor divided by 0
 
 
 def fold(steps: Steps) -> Array:
@@ -34,7 +36,12 @@ def fold(steps: Steps) -> Array:
 def fold_ranks(steps: Steps) -> Array:
     """`(n, r, 4, 4)`: each rank's own matrix; for steps without collectives."""
     out = np.empty((steps.num_candidates, steps.num_ranks, CLOCKS, CLOCKS))
-    _fold_ranks(steps.table, steps.durations_us, steps.masks, out)
+    alone = np.empty((steps.num_candidates, CLOCKS, CLOCKS))
+    for rank in range(steps.num_ranks):
+        durations = np.ascontiguousarray(steps.durations_us[:, :, rank : rank + 1])
+        masks = np.ascontiguousarray(steps.masks[:, :, rank : rank + 1])
+        _fold_all(steps.table, durations, masks, alone)
+        out[:, rank] = alone
     return out
 
 
@@ -42,13 +49,15 @@ def compose(later: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """`later ⊗ earlier`; both `(..., k, k)`."""
     lead, size = np.broadcast_shapes(later.shape[:-2], earlier.shape[:-2]), later.shape[-1]
     full = (*lead, size, size)
-    flat = [np.broadcast_to(m, full).reshape(-1, size, size) for m in (later, earlier)]
-    out = np.empty_like(flat[0])
+    flat = [np.ascontiguousarray(np.broadcast_to(m, full)).reshape(-1, size, size) for m in (later, earlier)]
+    for matrices in flat:
+        matrices.flags.writeable = False  # a type of its own for compiled code, of which there shall be one
+    out = np.empty(flat[0].shape, flat[0].dtype)
     _compose(flat[0], flat[1], out)
     return out.reshape(full)
 
 
-@numba.njit(cache=True)
+@compiled(**_IN_PLACE)
 def _compose(later: Any, earlier: Any, out: Any) -> None:
     for e in range(len(out)):
         for i in range(out.shape[1]):
@@ -62,22 +71,20 @@ def _compose(later: Any, earlier: Any, out: Any) -> None:
 def eigenvalue(matrix: Array) -> Array:
     """`(...)`: the largest cycle mean of each `(..., k, k)` matrix; -inf where there is no cycle."""
     flat = np.ascontiguousarray(matrix, dtype=np.float64).reshape(-1, *matrix.shape[-2:])
-    out = np.empty(len(flat))
-    _eigenvalues(flat, out)
+    out, size = np.empty(len(flat)), flat.shape[1]
+    _eigenvalues(flat, np.empty((size + 1, size)), out)
     return out.reshape(matrix.shape[:-2])
 
 
-@numba.njit(cache=True)
-def _eigenvalues(matrices: Array, out: Array) -> None:
-    scratch = np.empty((matrices.shape[1] + 1, matrices.shape[1]), dtype=matrices.dtype)
+@compiled(**_IN_PLACE)
+def _eigenvalues(matrices: Array, walks: Array, out: Array) -> None:
     for i in range(len(matrices)):
-        out[i] = cycle_mean(matrices[i], scratch)
+        out[i] = cycle_mean(matrices[i], len(walks) - 1, walks)
 
 
-@numba.njit(cache=True)
-def cycle_mean(matrix: NDArray[Any], walks: NDArray[Any]) -> float:
-    """Karp's formula with a walk allowed to start anywhere; `walks` is `(k + 1, k)` scratch."""
-    size = matrix.shape[0]
+@inner(**_IN_PLACE)
+def cycle_mean(matrix: NDArray[Any], size: int, walks: NDArray[Any]) -> float:
+    """Karp's formula with a walk allowed to start anywhere, of the first `size` clocks; `walks` is `(size + 1, size)` scratch at least."""
     for i in range(size):
         walks[0, i] = 0.0
     for length in range(size):
@@ -100,7 +107,7 @@ def cycle_mean(matrix: NDArray[Any], walks: NDArray[Any]) -> float:
     return mean
 
 
-@numba.njit(cache=True)
+@inner(**_IN_PLACE)
 def apply_step(step: Any, durations: Array, masks: Any, candidate: int, state: Array) -> None:
     """One step on clocks by rank, `(clocks * r, columns)`."""
     ranks, columns = durations.shape[2], state.shape[1]
@@ -127,7 +134,7 @@ def apply_step(step: Any, durations: Array, masks: Any, candidate: int, state: A
             _await(awaited, host, clocks, row, state)
 
 
-@numba.njit(cache=True)
+@inner(**_IN_PLACE)
 def _await(awaited: int, host: int, clocks: int, row: int, state: Array) -> None:
     for clock in range(clocks):
         if awaited >> clock & 1:
@@ -135,11 +142,10 @@ def _await(awaited: int, host: int, clocks: int, row: int, state: Array) -> None
                 state[row, j] = max(state[row, j], state[host + clock, j])
 
 
-@numba.njit(cache=True)
+@inner(**_IN_PLACE)
 def _apply_collective(step: Any, durations: Array, masks: Any, candidate: int, state: Array) -> None:
     ranks, columns = durations.shape[2], state.shape[1]
     clocks = state.shape[0] // ranks
-    arrival = np.full(columns, NEVER)
     transfer = 0.0
     for r in range(ranks):
         if step.mask >= 0 and not masks[step.mask, candidate, r]:
@@ -148,41 +154,28 @@ def _apply_collective(step: Any, durations: Array, masks: Any, candidate: int, s
         for j in range(columns):
             state[row, j] = max(state[row, j] + step.gap_us, state[host, j] + step.latency_us)
         _await(step.awaited, host, clocks, row, state)
-        for j in range(columns):
-            arrival[j] = max(arrival[j], state[row, j])
         transfer = max(transfer, durations[step.launch, candidate, r])
-    for r in range(ranks):
-        if step.mask < 0 or masks[step.mask, candidate, r]:
-            for j in range(columns):
-                state[clocks * r + step.target, j] = arrival[j] + transfer
+    for j in range(columns):
+        arrival = NEVER
+        for r in range(ranks):
+            if step.mask < 0 or masks[step.mask, candidate, r]:
+                arrival = max(arrival, state[clocks * r + step.target, j])
+        for r in range(ranks):
+            if step.mask < 0 or masks[step.mask, candidate, r]:
+                state[clocks * r + step.target, j] = arrival + transfer
 
 
-@numba.njit(cache=True)
-def _identity(state: Array) -> None:
-    state[:] = NEVER
-    for i in range(state.shape[0]):
-        state[i, i] = 0.0
-
-
-@numba.njit(cache=True)
+@compiled(**_IN_PLACE)
 def _fold_all(table: Any, durations: Array, masks: Any, out: Array) -> None:
+    size = out.shape[1]
     for candidate in range(len(out)):
-        _identity(out[candidate])
+        for i in range(size):
+            for j in range(size):
+                out[candidate, i, j] = 0.0 if i == j else NEVER
         for i in range(len(table)):
             apply_step(table[i], durations, masks, candidate, out[candidate])
 
 
-@numba.njit(cache=True)
-def _fold_ranks(table: Any, durations: Array, masks: Any, out: Array) -> None:
-    for r in range(out.shape[1]):
-        own_durations, own_masks = durations[:, :, r : r + 1], masks[:, :, r : r + 1]
-        for candidate in range(len(out)):
-            _identity(out[candidate, r])
-            for i in range(len(table)):
-                apply_step(table[i], own_durations, own_masks, candidate, out[candidate, r])
-
-
-@numba.njit(cache=True)
 def steady_state(matrix: Array, state: Array) -> tuple[float, int]:
     """Clocks at the start of a steady iteration.
 
@@ -198,42 +191,69 @@ def steady_state(matrix: Array, state: Array) -> tuple[float, int]:
         The eigenvalue, and a clock on the critical cycle.
     """
     size = len(matrix)
-    left, rate = np.ones(size, dtype=np.bool_), np.zeros(size)
+    nodes, settled = np.empty(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    part, walks, vectors = np.empty((size, size)), np.empty((size + 1, size)), np.empty((2, size))
+    eigenvalue, root = _steady_state(matrix, state, nodes, settled, part, walks, vectors)
+    return float(eigenvalue), int(root)
+
+
+@compiled(**_IN_PLACE)
+def _steady_state(
+    matrix: Array, state: Array, nodes: Any, settled: Any, part: Array, walks: Array, vectors: Array
+) -> tuple[float, int]:
+    """As `steady_state`; rates of settled clocks, and longest paths from the root, in `vectors`; the rest is scratch."""
+    rate, vector = vectors[0], vectors[1]
     eigenvalue, first = 0.0, -1
-    while left.any():
-        nodes = np.flatnonzero(left)
-        part = np.empty((len(nodes), len(nodes)))
-        for i in range(len(nodes)):
-            for j in range(len(nodes)):
+    while True:
+        left = _unsettled(settled, nodes)
+        if left == 0:
+            return eigenvalue, first
+        for i in range(left):
+            for j in range(left):
                 part[i, j] = matrix[nodes[i], nodes[j]]
-        mean = cycle_mean(part, np.empty((len(nodes) + 1, len(nodes))))
-        vector, root = _eigenvector(part, mean)
-        new = nodes[vector > NEVER]
-        values = vector[vector > NEVER]
+        mean = cycle_mean(part, left, walks)
+        root = _eigenvector(part, left, mean, vector)
+        late = early = 0.0
         if first < 0:
             eigenvalue, first = mean, nodes[root]
         else:
-            values = values - _lateness(matrix, state, rate, left, new, values) - eigenvalue
-        state[new], rate[new], left[new] = values, mean, False
-    return eigenvalue, first
+            late, early = _lateness(matrix, state, rate, settled, nodes, left, vector), eigenvalue
+        for i in range(left):
+            if vector[i] > NEVER:
+                state[nodes[i]], rate[nodes[i]], settled[nodes[i]] = vector[i] - late - early, mean, 1
 
 
-@numba.njit(cache=True)
-def _lateness(matrix: Array, state: Array, rate: Array, left: Any, new: Any, values: Array) -> float:
-    """By how much `values` would delay the clocks that are settled already."""
+@inner(**_IN_PLACE)
+def _unsettled(settled: Any, nodes: Any) -> int:
+    """How many clocks are not settled; they are noted."""
+    count = 0
+    for i in range(len(settled)):
+        if not settled[i]:
+            nodes[count] = i
+            count += 1
+    return count
+
+
+@inner(**_IN_PLACE)
+def _lateness(
+    matrix: Array, state: Array, rate: Array, settled: Any, nodes: Any, left: int, values: Array
+) -> float:
+    """By how much `values` of the nodes left would delay the clocks that are settled already."""
     late = NEVER
     for i in range(len(matrix)):
-        if not left[i]:
-            for j in range(len(new)):
-                late = max(late, matrix[i, new[j]] + values[j] - rate[i] - state[i])
+        if settled[i]:
+            for j in range(left):
+                if values[j] > NEVER:
+                    late = max(late, matrix[i, nodes[j]] + values[j] - rate[i] - state[i])
     return late if late > NEVER else 0.0
 
 
-@numba.njit(cache=True)
-def _eigenvector(matrix: Array, mean: float) -> tuple[Array, int]:
-    """Longest paths of `matrix - mean` from a node of the critical cycle, and that node."""
-    size = len(matrix)
-    paths = matrix - mean
+@inner(**_IN_PLACE)
+def _eigenvector(paths: Array, size: int, mean: float, vector: Array) -> int:
+    """Longest paths of `paths - mean` from a node of the critical cycle, into `vector`; returns that node."""
+    for i in range(size):
+        for j in range(size):
+            paths[i, j] -= mean
     for k in range(size):
         paths[k, k] = min(paths[k, k], 0.0)  # rounding; a cycle of positive weight would double with every k
         for i in range(size):
@@ -242,6 +262,7 @@ def _eigenvector(matrix: Array, mean: float) -> tuple[Array, int]:
     root = 0
     for i in range(size):
         root = i if paths[i, i] > paths[root, root] else root
-    vector = paths[:, root].copy()
+    for i in range(size):
+        vector[i] = paths[i, root]
     vector[root] = 0.0
-    return vector, root
+    return root

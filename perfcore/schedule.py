@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.compiled import compiled, inner
 from perfcore.errors import DesignError
 from perfcore.maxplus import fold, steady_state
 from perfcore.steady import steady_states
@@ -42,7 +42,9 @@ def schedule(steps: Steps) -> Timeline:
     n = len(states)
     start_us = np.full((n, len(steps.launch_ops), steps.num_ranks), np.nan)
     end_us, host_us = np.full_like(start_us, np.nan), np.zeros((n, steps.num_ranks, HOST_KINDS))
-    _walks(steps.table, steps.durations_us, steps.masks, states.copy(), start_us, end_us, host_us)
+    sources, starts = np.empty(steps.num_ranks, dtype=np.int64), np.empty(steps.num_ranks)
+    out = start_us, end_us, host_us
+    _walks(steps.table, steps.durations_us, steps.masks, states.copy(), sources, starts, out)
     return Timeline(
         steps=steps,
         iteration_time_us=iteration_time_us,
@@ -78,23 +80,24 @@ def _folded(steps: Steps) -> tuple[Array, NDArray[np.int64], Array]:
     matrices = fold(steps)
     n, size = len(matrices), matrices.shape[1]
     iteration_time_us, roots, states = np.empty(n), np.empty(n, dtype=np.int64), np.empty((n, size))
-    _steady_states(matrices, iteration_time_us, roots, states)
+    for i in range(n):
+        iteration_time_us[i], roots[i] = steady_state(matrices[i], states[i])
     return iteration_time_us, roots, states
 
 
-@numba.njit(cache=True)
-def _steady_states(matrices: Array, eigenvalues: Array, roots: Any, states: Array) -> None:
-    for i in range(len(matrices)):
-        eigenvalues[i], roots[i] = steady_state(matrices[i], states[i])
-
-
-@numba.njit(cache=True)
+@compiled(_nrt=False)
 def _walks(
-    table: Any, durations: Array, masks: Any, states: Array, start: Array, end: Array, host: Array
+    table: Any,
+    durations: Array,
+    masks: Any,
+    states: Array,
+    sources: Any,
+    starts: Array,
+    out: tuple[Array, Array, Array],
 ) -> None:
-    ranks = durations.shape[2]
+    """Starts, ends and the host's work of an iteration from each state, into `out`; the states are walked on."""
+    (start, end, host), ranks = out, durations.shape[2]
     clocks = states.shape[1] // ranks
-    sources, starts = np.empty(ranks, dtype=np.int64), np.empty(ranks)
     for candidate in range(len(states)):
         state = states[candidate]
         for i in range(len(table)):
@@ -108,7 +111,7 @@ def _walks(
                     end[candidate, step.launch, r] = state[clocks * r + step.target]
 
 
-@numba.njit(cache=True)
+@compiled()
 def _queued_spacing(
     table: Any, durations: Array, masks: Any, candidate: int, clocks: int, depth: int
 ) -> float:
@@ -139,7 +142,7 @@ def _queued_spacing(
     return float(largest[MAX_ITERATIONS] - largest[half]) / (MAX_ITERATIONS - half)
 
 
-@numba.njit(cache=True)
+@inner()
 def _repeats(largest: Array, iteration: int) -> int:
     """The smallest period, up to 8, with which the spacing has repeated 16 times; 0 where none has."""
     for period in range(1, 9):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.compiled import compiled, inner
 from perfcore.steps import Opcode, Steps
 
 Array = NDArray[np.float64]
@@ -72,7 +72,7 @@ def _start(steps: Steps, candidate: int, rates: Array, values: Array) -> Array:
     return np.asarray(state)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _policy_iteration(
     table: Any, durations: Array, masks: Any, candidate: int, clocks: int
 ) -> tuple[Array, Array, int]:
@@ -92,7 +92,7 @@ def _policy_iteration(
     return rates, values, root
 
 
-@numba.njit(cache=True)
+@inner()
 def _improve(
     policy: Any, weights: Array, rates: Array, values: Array, ended_rates: Array, ended: Array, chosen: Any
 ) -> bool:
@@ -114,7 +114,7 @@ def _improve(
     return changed
 
 
-@numba.njit(cache=True)
+@inner()
 def _evaluate(policy: Any, weights: Array, rates: Array, values: Array) -> int:
     """Rates and values of a policy, in place; a clock on its fastest cycle (a cycle's first keeps its value)."""
     size = len(policy)
@@ -147,7 +147,7 @@ def _evaluate(policy: Any, weights: Array, rates: Array, values: Array) -> int:
     return root
 
 
-@numba.njit(cache=True)
+@compiled()
 def _walk(
     table: Any,
     durations: Array,
@@ -202,7 +202,7 @@ def _walk(
                     ended_rates[at], ended[at], origins[at] = last_rate, last + transfer, last_origin
 
 
-@numba.njit(cache=True)
+@inner()
 def _later(rate: float, value: float, other_rate: float, other: float, epsilon: float) -> bool:
     """Whether a germ is the larger one: by rate, then by value."""
     if other_rate == -np.inf or rate > other_rate + epsilon:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.compiled import compiled
 from perfcore.graph.ops import StreamId
 from perfcore.steps import HostKind, Opcode, Steps, clock_of
 from perfcore.walk import deciding_clocks
@@ -201,64 +201,54 @@ class Timeline:
         )
 
     def _covered_us(self, chosen: NDArray[np.bool_]) -> Array:
-        start, end = self.start_us[:, chosen], self.end_us[:, chosen]
-        return _covered(np.ascontiguousarray(start), np.ascontiguousarray(end), self.iteration_time_us)
+        start, end = (np.ascontiguousarray(us[:, chosen]) for us in (self.start_us, self.end_us))
+        period, out = self.iteration_time_us, np.empty((len(start), start.shape[2]))
+        order = np.argsort(start % period[:, None, None], axis=1, kind="stable")
+        _covered(start, end, period, order, out)
+        return out
 
 
-@numba.njit(cache=True)
-def _covered(start: Array, end: Array, period: Array) -> Array:
-    """`(n, r)`: length of the union of `(n, l, r)` intervals that repeat with a period."""
-    n, _, ranks = start.shape
-    out = np.zeros((n, ranks))
-    for i in range(n):
-        for r in range(ranks):
-            out[i, r] = _union(start[i, :, r], end[i, :, r], period[i])
-    return out
-
-
-@numba.njit(cache=True)
-def _union(start: Array, end: Array, period: float) -> float:
-    pieces = np.empty((2 * len(start), 2))
-    count = 0
-    for i in range(len(start)):
-        if not end[i] > start[i]:
-            continue
-        if end[i] - start[i] >= period:
-            return period
-        begin = start[i] % period
-        over = begin + (end[i] - start[i]) - period
-        pieces[count, 0], pieces[count, 1] = begin, begin + (end[i] - start[i]) - max(over, 0.0)
-        count += 1
-        if over > 0:
-            pieces[count, 0], pieces[count, 1] = 0.0, over
-            count += 1
-    order = np.argsort(pieces[:count, 0])
-    covered, reached = 0.0, 0.0
-    for k in order:
-        begin = max(pieces[k, 0], reached)
-        if pieces[k, 1] > begin:
-            covered += pieces[k, 1] - begin
-            reached = pieces[k, 1]
-    return covered
+@compiled(_nrt=False)
+def _covered(start: Array, end: Array, period: Array, order: Any, out: Array) -> None:
+    """`(n, r)` length of the union of `(n, l, r)` intervals that repeat with a period; `order` is that of their starts in it."""
+    for i in range(out.shape[0]):
+        for r in range(out.shape[1]):
+            reached = 0.0  # by those that began in the period before
+            for k in range(start.shape[1]):
+                if end[i, k, r] - start[i, k, r] >= period[i]:
+                    reached = period[i]
+                elif end[i, k, r] > start[i, k, r]:
+                    over = start[i, k, r] % period[i] + (end[i, k, r] - start[i, k, r]) - period[i]
+                    reached = max(reached, over)
+            covered = reached
+            for x in range(start.shape[1]):
+                k = order[i, x, r]
+                if end[i, k, r] > start[i, k, r]:
+                    begin = start[i, k, r] % period[i]
+                    last = min(begin + (end[i, k, r] - start[i, k, r]), period[i])
+                    covered += max(last - max(begin, reached), 0.0)
+                    reached = max(reached, last)
+            out[i, r] = covered
 
 
 def lap_back(steps: Steps, sources: NDArray[np.int64], clock: int) -> tuple[int, Edges]:
     """From a clock at the iteration's end back to the clock at its start that decided it."""
     table = steps.table
-    first, rows, clocks, decided_by = _back(
-        table["target"], table["opcode"], table["launch"], sources, clock, steps.clocks
+    path = np.empty((3, len(table)), dtype=np.int64)
+    first, count = _back(
+        table["target"], table["opcode"], table["launch"], sources, clock, steps.clocks, path
     )
+    rows, clocks, decided_by = path[:, count - 1 :: -1] if count else path[:, :0]
     op, launch, kind, opcode, us = (table[name][rows] for name in ("op", "launch", "kind", "opcode", "us"))
     host_us = np.where(kind >= 0, us, 0.0)
     return first, Edges(op, launch, kind, opcode, host_us, clocks, decided_by, steps.clocks)
 
 
-@numba.njit(cache=True)
+@compiled(_nrt=False)
 def _back(
-    targets: Any, opcodes: Any, launches: Any, sources: NDArray[np.int64], clock: int, clocks: int
-) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The clock at the start, and in order of time the steps of the path, their clocks, and what decided them."""
-    rows = np.empty((3, len(targets)), dtype=np.int64)
+    targets: Any, opcodes: Any, launches: Any, sources: Any, clock: int, clocks: int, path: Any
+) -> tuple[int, int]:
+    """The clock at the start, and the length of the path: from its end on, steps, their clocks, and what decided them."""
     count = 0
     for i in range(len(targets) - 1, -1, -1):
         source = sources[i, clock // clocks]
@@ -266,11 +256,10 @@ def _back(
             continue
         # A wait that waited for nothing is no edge.
         if launches[i] >= 0 or opcodes[i] == _HOST_STEP or source != clock:
-            rows[0, count], rows[1, count], rows[2, count] = i, clock, source
+            path[0, count], path[1, count], path[2, count] = i, clock, source
             count += 1
         clock = source
-    rows = rows[:, :count][:, ::-1]
-    return clock, rows[0], rows[1], rows[2]
+    return clock, count
 
 
 def _reason(opcode: int, source: int, own: int, clocks: int) -> Reason:

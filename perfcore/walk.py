@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.compiled import compiled, inner
 from perfcore.steps import Opcode
 
 Array = NDArray[np.float64]
@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 _HOST, _COLLECTIVE = int(Opcode.HOST), int(Opcode.COLLECTIVE)
 
 
-@numba.njit(cache=True)
+@inner(_nrt=False)
 def arrival(step: Any, state: Array, rank: int, clocks: int) -> tuple[float, int]:
     """When a launch could start on a rank, and the clock that decides it (ties: the target first)."""
     base = clocks * rank
@@ -29,7 +29,7 @@ def arrival(step: Any, state: Array, rank: int, clocks: int) -> tuple[float, int
     return best, source
 
 
-@numba.njit(cache=True)
+@inner(_nrt=False)
 def awaited_end(step: Any, state: Array, rank: int, clocks: int) -> tuple[float, int]:
     """The value of a wait's target, and the clock that decides it (ties: the target)."""
     base = clocks * rank
@@ -41,7 +41,7 @@ def awaited_end(step: Any, state: Array, rank: int, clocks: int) -> tuple[float,
     return best, source
 
 
-@numba.njit(cache=True)
+@inner(_nrt=False)
 def walk_step(
     step: Any, durations: Array, masks: Any, candidate: int, state: Array, sources: Any, starts: Array
 ) -> None:
@@ -72,21 +72,26 @@ def walk_step(
                 state[clocks * r + step.target], sources[r] = first_arrival + transfer, last
 
 
-@numba.njit(cache=True)
-def deciding_clocks(table: Any, durations: Array, masks: Any, candidate: int, state: Array) -> Any:
+def deciding_clocks(
+    table: Any, durations: Array, masks: Any, candidate: int, state: Array
+) -> NDArray[np.int64]:
     """`(S, r)`: the clock `clocks * rank + clock` that decided each step, -1 where it is not taken."""
-    sources = np.full((len(table), durations.shape[2]), -1, dtype=np.int64)
-    walked, starts = state.copy(), np.empty(durations.shape[2])
-    for i in range(len(table)):
-        walk_step(table[i], durations, masks, candidate, walked, sources[i], starts)
+    sources = np.empty((len(table), durations.shape[2]), dtype=np.int64)
+    _walk(table, durations, masks, candidate, state.copy(), sources, np.empty(durations.shape[2]))
     return sources
 
 
-@numba.njit(cache=True)
 def walk_from(table: Any, durations: Array, masks: Any, candidate: int, state: Array) -> Array:
     """`(c * r,)`: the clocks after one iteration that starts with the given ones."""
     walked, ranks = state.copy(), durations.shape[2]
-    sources, starts = np.empty(ranks, dtype=np.int64), np.empty(ranks)
-    for i in range(len(table)):
-        walk_step(table[i], durations, masks, candidate, walked, sources, starts)
+    _walk(table, durations, masks, candidate, walked, np.empty((1, ranks), dtype=np.int64), np.empty(ranks))
     return walked
+
+
+@compiled(_nrt=False)
+def _walk(
+    table: Any, durations: Array, masks: Any, candidate: int, state: Array, sources: Any, starts: Array
+) -> None:
+    """One iteration; the clocks that decided each step in `(S, r)` sources, of the last alone in `(1, r)`."""
+    for i in range(len(table)):
+        walk_step(table[i], durations, masks, candidate, state, sources[min(i, len(sources) - 1)], starts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from perfcore.compiled import compiled, inner
 
 BLOCK = 2048  # rows whose leaf numbers and sums fit in a core's first cache
 
 
-@numba.njit(cache=True)
+@compiled()
 def add_trees(
     bins: NDArray[np.uint8],
     features: NDArray[np.uint8],
@@ -30,7 +31,7 @@ def add_trees(
             _add(leaves[tree], leaf, part)
 
 
-@numba.njit(cache=True)
+@compiled()
 def fill_bins(
     features: NDArray[np.float32],
     borders: NDArray[np.float32],
@@ -50,14 +51,14 @@ def fill_bins(
             bins[feature, row] = low - starts[feature]
 
 
-@numba.njit(cache=True)
+@inner(_nrt=False)
 def _answer(column: NDArray[np.uint8], number: np.uint8, bit: np.uint8, leaf: NDArray[np.uint8]) -> None:
     zero = np.uint8(0)
     for row in range(len(leaf)):
         leaf[row] |= bit if column[row] > number else zero
 
 
-@numba.njit(cache=True)
+@inner(_nrt=False)
 def _add(values: NDArray[np.float32], leaf: NDArray[np.uint8], total: NDArray[np.float64]) -> None:
     for row in range(len(leaf)):
         total[row] += values[leaf[row]]

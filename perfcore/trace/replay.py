@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from perfcore.compiled import compiled
 from perfcore.overheads import OpOverheads, OverheadTable
 from perfcore.steps import Steps, compile_steps
 from perfcore.trace.extract import kernel_gap_us, launch_latency_us
@@ -128,7 +128,7 @@ def walk(steps: Steps, seeds_us: Array) -> Walked:
     return Walked(start, end, host)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _walk(
     table: Any, durations: Array, masks: Any, state: Array, start: Array, end: Array, host: Array
 ) -> None:
@@ -154,7 +154,7 @@ def replayed_us(step: TracedStep, steps: Steps) -> float:
     return float(state[0])
 
 
-@numba.njit(cache=True)
+@compiled()
 def _queued_walk(table: Any, durations: Array, masks: Any, state: Array, ring: Array) -> None:
     sources, starts = np.empty(1, dtype=np.int64), np.empty(1)
     made = 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,3 +81,14 @@ def test_only_contiguous_arrays_and_whole_numbers(value: Any, kind: str) -> None
         TypeError, match=f"`weight` must be a C-contiguous array or a whole number, but is a {kind}"
     ):
         Shelf(**fields | {"weight": value})
+
+
+def test_a_copy_has_arrays_of_its_own() -> None:
+    shelf = shelf_of(np.random.default_rng(1), (2, 3, 1))
+    other, out = pickle.loads(pickle.dumps(shelf)), np.zeros(3)
+    before = shelf.weight.copy()
+    totals(other, out)
+    assert (shelf.weight == before).all()
+    assert (other.weight == 2 * before).all()
+    assert Shelf.names() == ("weight", "count", "bits", "cube", "allowed", "per_row")
+    assert other.fields()["per_row"] == 1
