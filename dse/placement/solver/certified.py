@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dse.placement.solver.bound import Bound, lower_bound
+from dse.placement.solver.boxes import Boxes, boxed_bound
 from dse.placement.solver.dominance import Reduced, reduced
 from dse.placement.solver.exact import MOST_COLUMNS, size_of, solve_exactly
 from dse.placement.solver.packing import most_weight, packed_bound
@@ -16,12 +17,13 @@ from dse.placement.solver.problem import Array, Assignment, Problem, loads_of
 
 if TYPE_CHECKING:
     from dse.placement.solver.anytime import Search
+    from dse.placement.solver.tails import TailSearch
 
 # An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
 PROVEN = 1e-5
-# Shares of the time limit: for the first search of a large or a small problem, for the bound with ranks for large tables,
-# and for that with whole numbers.
-_SEARCH, _SMALL_SEARCH, _PACK, _BOUND = 0.2, 0.15, 0.35, 0.05
+# Shares of the time limit: for the first search of a large or a small problem, for the bound over boxes, for the bound with
+# ranks for large tables, and for that with whole numbers.
+_SEARCH, _SMALL_SEARCH, _BOX, _PACK, _BOUND = 0.2, 0.15, 0.3, 0.35, 0.05
 # Counted columns of a problem that branch and bound may solve to the end: these, and so many more for each second.
 _SMALL, _SMALL_PER_S = 400, 100
 # Of the gap, what branch and bound looks through first.
@@ -84,8 +86,10 @@ def certify(
     run.relax(0.0)
     run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s)
     if not run.closed:
-        run.pack(min(_PACK * time_limit_s, run.left_s))
+        run.box(min(_BOX * time_limit_s, run.left_s))
     if not run.closed:
+        run.pack(min(_PACK * time_limit_s, run.left_s))
+    if not run.closed and not run.many:
         run.relax(min(_BOUND * time_limit_s, run.left_s))
     if not run.closed and small:
         run.solve()
@@ -115,6 +119,8 @@ class _Run:
         self.smaller, self.problem, self._until, self._seed = smaller, smaller.problem, until, seed
         self._start = smaller.translated(start) if start is not None else None
         self._going: Search | None = None
+        self._tails: TailSearch | None = None
+        self._boxes: Boxes | None = None
         self.bound = Bound(0.0, None, None)
         self.best: Assignment
 
@@ -138,8 +144,28 @@ class _Run:
         found = lower_bound(self.problem, time_limit_s=time_limit_s)
         self.bound = replace(found, value=max(self.bound.value, found.value))
 
+    @property
+    def many(self) -> bool:
+        """So many options and ranks that the search prices ranks one by one."""
+        from dse.placement.solver.tails import suits
+
+        return self.bound.weights is not None and suits(self.problem)
+
+    def box(self, time_limit_s: float) -> None:
+        """Bound the objective by deciding how long events may last."""
+        if self.bound.weights is None:
+            return
+        self._boxes = self._boxes or Boxes(self.problem)
+        below = self._objective if _fits(self.problem, self.best) else np.inf
+        value = boxed_bound(self._boxes, self.bound.value, below=below, time_limit_s=time_limit_s)
+        self.bound = replace(self.bound, value=max(self.bound.value, value))
+
     def search(self, time_limit_s: float) -> None:
         """Improve the best assignment by local search, which goes on where it stopped."""
+        if self.many:
+            self._search_tails(time_limit_s)
+            if _fits(self.problem, self.best):
+                return
         from dse.placement.solver.anytime import Search
 
         if self._going is None:
@@ -148,6 +174,15 @@ class _Run:
             self._going = Search(self.problem, seed=self._seed, start=self._start, options=options)
         self._going.run(time_limit_s=time_limit_s, enough=self.bound.value * (1 + PROVEN / 2))
         self.best = self._going.best
+
+    def _search_tails(self, time_limit_s: float) -> None:
+        from dse.placement.solver.tails import TailSearch
+
+        self._boxes = self._boxes or Boxes(self.problem)
+        if self._tails is None:
+            self._tails = TailSearch(self.problem, self.bound, seed=self._seed, boxes=self._boxes)
+        self._tails.run(time_limit_s=time_limit_s, enough=self.bound.value * (1 + PROVEN / 2))
+        self.best = self._tails.best
 
     def pack(self, time_limit_s: float) -> None:
         """Bound the objective with ranks for the large tables, and offer the search where they are then."""
