@@ -172,7 +172,7 @@ def _result(run: PlanSearch, started: float, *, explain: bool) -> CertifiedPlan:
         proven=gap <= 100 * PROVEN,
         wall_s=time.perf_counter() - started,
         events=surrogate.events,
-        load_us=loads.cost,
+        load_us=np.where(surrogate.launched, loads.cost, loads.cost / conditions.slowness[:, None]),
         hbm_bytes=loads.bytes,
         capacity_bytes=capacity,
         total_hbm_bytes=loads.bytes + rest_bytes(run.design),

@@ -29,7 +29,7 @@ system: {node: dgx-a100-80gb, world_size: 4}
 """
 RANKS = "{ranks: 2-3, slowness: 1.6, hbm_gib: 40}"
 OWN = ("--set", f"system.ranks=[{RANKS}]")
-QUICK = ("--time-limit", "2")
+QUICK = ("--time-limit", "1")
 
 
 @pytest.fixture
