@@ -60,6 +60,7 @@ class Boxes:
         self._problem, self.options = problem, options_of(problem)
         self._program = rank_free(problem, self.options, below=None, steps=None)
         self._solver = Resolved(self._program)
+        self._widest: Boxed | None = None
 
     @property
     def num_events(self) -> int:
@@ -87,6 +88,13 @@ class Boxes:
     def offered(self, high: Array) -> Mask:
         """`(o,)` without options whose largest shard is longer than an event may last."""
         return offered(self.options, high)
+
+    def widest(self, *, time_limit_s: float) -> Boxed:
+        """The relaxation without limits, solved once."""
+        if self._widest is None or self._widest.weights is None:
+            nothing = np.zeros(self.num_events)
+            self._widest = self.within(nothing, nothing + np.inf, time_limit_s=time_limit_s)
+        return self._widest
 
     def within(
         self, low: Array, high: Array, *, usable: Mask | None = None, time_limit_s: float = 60.0
@@ -140,7 +148,7 @@ def boxed_bound(
     """
     until, order, events = time.perf_counter() + time_limit_s, count(), boxes.num_events
     widest = np.zeros(events), np.full(events, np.inf)
-    heap = [_Node(relaxed, next(order), *widest, boxes.within(*widest, time_limit_s=time_limit_s))]
+    heap = [_Node(relaxed, next(order), *widest, boxes.widest(time_limit_s=time_limit_s))]
     solved = 1
     while (
         heap and heap[0].bound < below and solved < most_boxes and (left := until - time.perf_counter()) > 0

@@ -24,6 +24,7 @@ PROVEN = 1e-5
 # Shares of the time limit: for the first search of a large or a small problem, for the bound over boxes, for the bound with
 # ranks for large tables, and for that with whole numbers.
 _SEARCH, _SMALL_SEARCH, _BOX, _PACK, _BOUND = 0.2, 0.15, 0.3, 0.35, 0.05
+_LEAST_S = 1.0  # for the first bound, whatever the time limit
 # Counted columns of a problem that branch and bound may solve to the end: these, and so many more for each second.
 _SMALL, _SMALL_PER_S = 400, 100
 # Of the gap, what branch and bound looks through first.
@@ -118,9 +119,12 @@ class _Run:
     def __init__(self, smaller: Reduced, until: float, seed: int, start: Assignment | None) -> None:
         self.smaller, self.problem, self._until, self._seed = smaller, smaller.problem, until, seed
         self._start = smaller.translated(start) if start is not None else None
+        from dse.placement.solver.tails import suits
+
+        self._suits = suits(self.problem)
         self._going: Search | None = None
         self._tails: TailSearch | None = None
-        self._boxes: Boxes | None = None
+        self._made: Boxes | None = None
         self.bound = Bound(0.0, None, None)
         self.best: Assignment
 
@@ -141,21 +145,27 @@ class _Run:
 
     def relax(self, time_limit_s: float) -> None:
         """Bound the objective without ranks."""
+        if self._suits:  # the boxes' first solution: a large program is not solved twice
+            widest = self._boxes.widest(time_limit_s=max(self.left_s, _LEAST_S))
+            self.bound = Bound(max(self.bound.value, widest.value), widest.weights, widest.events)
+            return
         found = lower_bound(self.problem, time_limit_s=time_limit_s)
         self.bound = replace(found, value=max(self.bound.value, found.value))
 
     @property
     def many(self) -> bool:
         """So many options and ranks that the search prices ranks one by one."""
-        from dse.placement.solver.tails import suits
+        return self._suits and not np.isinf(self.bound.value)
 
-        return self.bound.weights is not None and suits(self.problem)
+    @property
+    def _boxes(self) -> Boxes:
+        self._made = self._made or Boxes(self.problem)
+        return self._made
 
     def box(self, time_limit_s: float) -> None:
         """Bound the objective by deciding how long events may last."""
         if self.bound.weights is None:
             return
-        self._boxes = self._boxes or Boxes(self.problem)
         below = self._objective if _fits(self.problem, self.best) else np.inf
         value = boxed_bound(self._boxes, self.bound.value, below=below, time_limit_s=time_limit_s)
         self.bound = replace(self.bound, value=max(self.bound.value, value))
@@ -178,7 +188,6 @@ class _Run:
     def _search_tails(self, time_limit_s: float) -> None:
         from dse.placement.solver.tails import TailSearch
 
-        self._boxes = self._boxes or Boxes(self.problem)
         if self._tails is None:
             self._tails = TailSearch(self.problem, self.bound, seed=self._seed, boxes=self._boxes)
         self._tails.run(time_limit_s=time_limit_s, enough=self.bound.value * (1 + PROVEN / 2))

@@ -32,6 +32,7 @@ _TAILS = (0.4, 0.002)  # k over ranks, likewise
 _WORK_WEIGHT = 0.3  # of the mean over ranks beside that of the largest loads
 _OVERFLOW_WEIGHT = 3.0  # of the objective, for a rank's memory
 _MIX = (0.05, 0.2, 0.85, 6.0, 4.0, 4.0)
+_LEAST_S = 0.2  # for a relaxation at the end of the time
 _TINY = 1e-300
 
 
@@ -97,15 +98,10 @@ class TailSearch:
 
         Args:
             problem: one that it `suits`.
-            relaxed: its bound without ranks, with a point.
+            relaxed: its bound without ranks; without a point, the search begins with the cheapest options.
             seed: of the random numbers.
             boxes: of the problem, if made already.
-
-        Raises:
-            ValueError: the relaxation has no point.
         """
-        if relaxed.weights is None or relaxed.events is None:
-            raise ValueError("A search needs a relaxation with a point, but this one has none.")
         self._problem, self._relaxed = problem, relaxed
         self._boxes = boxes or Boxes(problem)
         self._parts, self._common = _parts_of(problem)
@@ -114,6 +110,7 @@ class TailSearch:
         self._best: _Found | None = None
         self._round: _Round | None = None
         self._done = self._number = self.steps = 0
+        self._until = np.inf
 
     @property
     def best(self) -> Assignment:
@@ -133,9 +130,9 @@ class TailSearch:
 
     def run(self, *, time_limit_s: float, work: float = np.inf, enough: float = 0.0) -> None:
         """Improve until `work` steps in all, the time limit, or an objective that is `enough`; one piece at least."""
-        until = time.perf_counter() + time_limit_s
+        self._until = time.perf_counter() + time_limit_s
         while self.steps < work and not (self._best and self._best.key <= (0.0, enough)):
-            if self._best and time.perf_counter() >= until:
+            if self._best and time.perf_counter() >= self._until:
                 return
             self._advance()
 
@@ -166,9 +163,12 @@ class TailSearch:
         self._number += 1
         later = number - len(_CEILINGS)
         steps = first * 2 ** min(max(later, 0) // (2 * self._problem.num_events), 20)
-        if later < 0 or self._best is None:
-            high = _CEILINGS[min(number, len(_CEILINGS) - 1)] * np.asarray(self._relaxed.events)
-            return self._relaxed_round(high if later < 0 else np.full(len(high), np.inf), steps)
+        if self._best is None and self._relaxed.events is None:
+            return self._from(-self._estimates(), self._boxes.options.usable, steps)
+        if later < 0 and self._relaxed.events is not None:
+            return self._relaxed_round(_CEILINGS[number] * self._relaxed.events, steps)
+        if self._best is None:
+            return self._from(np.asarray(self._relaxed.weights), self._boxes.options.usable, steps)
         if later % 2:
             parts = self._offering(self._short(self._best.events), self._best.option)
             return _Round(steps, parts, self._best.option, self._best.place)
@@ -179,8 +179,19 @@ class TailSearch:
     def _relaxed_round(self, high: Array, steps: int) -> _Round:
         """From the relaxation without options with a shard that is longer than these `(e,)`; else the next one."""
         short, free = self._short(high), np.full(len(high), np.inf)
-        boxed = self._boxes.within(np.zeros(len(high)), free, usable=short)
+        left = max(self._until - time.perf_counter(), _LEAST_S)
+        boxed = self._boxes.within(np.zeros(len(high)), free, usable=short, time_limit_s=left)
         return self._next() if boxed.weights is None else self._from(boxed.weights, short, steps)
+
+    def _estimates(self) -> Array:
+        """`(o,)` a rank's share in an option's work, much more where its largest shard exceeds the share in all work."""
+        options, ranks = self._boxes.options, self._problem.num_ranks
+        share, largest = options.total.sum(axis=1) / ranks, options.largest.sum(axis=1)
+        fair = np.minimum.reduceat(
+            np.where(options.usable, share, np.inf), self._problem.first_option[:-1]
+        ).sum()
+        estimates: Array = np.where(options.usable, share + ranks * np.maximum(largest - fair, 0.0), np.inf)
+        return estimates
 
     def _short(self, high: Array) -> Mask:
         """`(o,)` options on every rank, and those without a shard that is longer than its event."""
@@ -189,7 +200,7 @@ class TailSearch:
 
     def _from(self, weights: Array, mask: Mask, steps: int) -> _Round:
         """From the options with the largest shares, on random places."""
-        option = most_weight(self._problem, np.where(_movable(self._problem), weights, -1.0))
+        option = most_weight(self._problem, np.where(_movable(self._problem), weights, -np.inf))
         hosts = self._problem.where[option][self._parts.table_of_slot] == Where.HOST
         places = np.where(hosts, len(self._problem.host_capacity_bytes), self._problem.num_ranks)
         place = (self._random.random(len(places)) * places).astype(np.int64)
@@ -229,7 +240,7 @@ class TailSearch:
 
     @property
     def _scale(self) -> float:
-        return self._relaxed.value if self._best is None else self._best.objective
+        return max(self._relaxed.value, 0.0) if self._best is None else self._best.objective
 
     def _note(self) -> None:
         """Keep the plan if it is the best."""
@@ -249,9 +260,14 @@ def _between(ends: tuple[float, float], share: float) -> float:
 def _parts_of(problem: Problem) -> tuple[Parts, Array]:
     """The arrays, and `(o, e)` what each rank gets at least from an `ALL` option."""
     on_all, first = problem.where == Where.ALL, problem.first_shard[:-1]
-    cost = problem.cost * float(problem.slowness[0])
-    common = np.where(on_all[:, None], np.minimum.reduceat(cost, first, axis=0), 0.0)
-    rest = cost - np.repeat(common, problem.shard_counts, axis=0)
+    least = np.minimum.reduceat(problem.cost, first, axis=0)
+    same = on_all & (least == np.maximum.reduceat(problem.cost, first, axis=0)).all(axis=1)
+    pace = float(problem.slowness[0])
+    common = np.where(on_all[:, None], least, 0.0) * pace
+    differ = np.flatnonzero(
+        np.repeat(~same, problem.shard_counts)
+    )  # most shards are of options that cost all ranks the same
+    rest = problem.cost[differ] * pace - np.repeat(common[~same], problem.shard_counts[~same], axis=0)
     shard, event = np.nonzero(rest)
     counts = problem.shard_counts
     groups = np.where(problem.where == Where.HOST, counts // problem.ranks_per_host, counts)
@@ -264,7 +280,7 @@ def _parts_of(problem: Problem) -> tuple[Parts, Array]:
         where=problem.where.astype(np.int64),
         units=units,
         common=common.sum(axis=1),
-        entry0=np.searchsorted(shard, np.arange(len(cost) + 1)).astype(np.int64),
+        entry0=np.searchsorted(differ[shard], np.arange(len(problem.bytes) + 1)).astype(np.int64),
         event=event.astype(np.int64),
         value=rest[shard, event],
         bytes=problem.bytes.astype(np.float64),

@@ -89,9 +89,16 @@ def test_small_problems_are_not_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not suits(alike(0))
 
 
-def test_a_relaxation_without_a_point_is_told() -> None:
-    with pytest.raises(ValueError, match="a relaxation with a point"):
-        TailSearch(alike(0), Bound(0.0, None, None))
+def test_it_begins_with_cheap_options_where_the_relaxation_has_no_point() -> None:
+    placed = 0
+    for problem in filter(suits, map(alike, range(40))):
+        if np.isinf(best := best_objective(problem)):
+            continue
+        search = TailSearch(problem, Bound(0.0, None, None))
+        search.run(time_limit_s=np.inf, work=20 * CHUNK, enough=best * (1 + 1e-9))
+        check_assignment(problem, search.best)
+        placed += search.overflow_bytes == 0
+    assert placed > 10
 
 
 def test_certified_placements_may_come_from_it() -> None:
