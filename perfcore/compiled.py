@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
@@ -52,7 +53,7 @@ def inner(**options: Any) -> Callable[[F], F]:
 
 def fingerprint(function: Callable[..., Any]) -> str:
     """A digest of all that a function's machine code follows from: its code, its callees' and the constants they name."""
-    parts = {name: _digest((Path(__file__).parent / name).read_bytes()) for name in _MACHINERY}
+    parts = dict(_machinery())
     waiting: list[Any] = [function]
     while waiting:
         f = waiting.pop()
@@ -63,6 +64,11 @@ def fingerprint(function: Callable[..., Any]) -> str:
             parts[name] = _stable([_instructions(f.__code__), {n: _constant(v) for n, v in values.items()}])
             waiting += filter(None, map(_callee, values.values()))
     return _digest(_stable(parts).encode())
+
+
+@cache
+def _machinery() -> tuple[tuple[str, str], ...]:
+    return tuple((name, _digest((Path(__file__).parent / name).read_bytes())) for name in _MACHINERY)
 
 
 class _Kept(FunctionCache):
