@@ -167,7 +167,7 @@ class SpacePricing:
         """
         own = plans or (None,) * len(codes)
         designs = [self._design(row, plan) for row, plan in zip(codes, own, strict=True)]
-        lower_us = DesignBounds(Predictor(self._loaded)).lower_us(designs, time_us)
+        lower_us = self._bounds.lower_us(designs, time_us)
         return np.asarray(100.0 * (time_us / lower_us - 1.0))
 
     def replanned(self, codes: Codes, evaluation: Evaluation, *, searches: int) -> Replanned:
@@ -180,11 +180,16 @@ class SpacePricing:
             predictor=Predictor(self._loaded),
             evaluate=partial(evaluation_of, self.config, quality_model(self.config.quality)),
             searches=searches,
+            bounds=self._bounds,
         )
 
     def _design(self, codes: NDArray[Any], plan: ShardingPlan | None) -> Design:
         design = design_of(self.config.space, codes, self._place)
         return design if plan is None else replace(design, sharding=plan)
+
+    @cached_property
+    def _bounds(self) -> DesignBounds:
+        return DesignBounds(Predictor(self._loaded))
 
     @cached_property
     def _place(self) -> Place:

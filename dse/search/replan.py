@@ -1,8 +1,9 @@
 """The end of a search: placements of the front's designs, looked for design by design.
 
 During the search one plan serves all designs that share its settings. Here some designs of the front are searched by their
-own critical paths, and every design of the front takes the fastest plan, found or had by any of them, that fits it. All
-designs are predicted whole, so that the front says what `dse predict` says of the exported design.
+own critical paths, and every design of the front takes the fastest plan, found or had by any of them, that fits it. Then
+the designs with the widest certified gaps are searched, whose critical paths are like none before. All designs are predicted
+whole, so that the front says what `dse predict` says of the exported design.
 
 The work is counted, not timed: the same front gives the same plans.
 """
@@ -16,6 +17,7 @@ import numpy as np
 
 from dse.candidate import PLACEMENT_SETTINGS, Place, design_of, settings_at
 from dse.placement.design.brief import brief_plans
+from dse.placement.design.gap import DesignBounds
 from dse.placement.policy.choose import MAX_RANKS, fitting, iteration_times_us
 from dse.schema import Policy
 from dse.search.found import Found, contained
@@ -28,6 +30,7 @@ from perfcore.predictor import Predictor
 
 _WORK, _ROUNDS = 20_000, 2  # of each search
 _KEPT = 6  # plans of each setting that all its designs are priced with
+_WIDE = 0.02  # gaps that are narrower are left alone
 _POLICY = "sharding.policy"
 
 
@@ -66,6 +69,7 @@ def replanned(
     predictor: Predictor,
     evaluate: Callable[[Codes, Array, Array, Array], Evaluation],
     searches: int,
+    bounds: DesignBounds | None = None,
 ) -> Replanned:
     """The front with better plans where `auto` may choose them; the same front where nothing is open.
 
@@ -80,6 +84,7 @@ def replanned(
         evaluate: evaluation of `(n, a)` codes with `(n,)` iteration times in µs, bytes of the fullest rank, and bytes
             that it has left.
         searches: designs whose plans are searched, at most.
+        bounds: tell where gaps are wide, and up to half as many more are searched there.
     """
     rows = np.concatenate([codes, _twins(space, codes)])
     members = [_member(space, row, place) for row in rows]
@@ -87,10 +92,11 @@ def replanned(
         return Replanned(codes, evaluation, (None,) * len(codes))
     before_us = iteration_times_us([m.design for m in members], predictor=predictor)
     chosen = _spread(members, before_us, searches)
-    found = [
-        p for m in chosen for p in brief_plans(m.design, predictor=predictor, work=_WORK, rounds=_ROUNDS)
-    ]
-    designs, times_us = _fastest(members, before_us, list(dict.fromkeys(found)), predictor)
+    found = [p for m in chosen for p in _searched(m.design, predictor)]
+    designs, times_us = _fastest(members, before_us, found, predictor)
+    again = 0
+    if bounds is not None:
+        designs, times_us, again = _narrowed(members, designs, times_us, bounds, predictor, searches // 2)
     evaluated = evaluate(rows, times_us, *np.array([_held_and_left(d) for d in designs]).T)
     front = Found.among(rows, evaluated).codes
     at = [int(np.flatnonzero((rows == row).all(axis=1))[0]) for row in front]
@@ -98,7 +104,7 @@ def replanned(
         front,
         evaluated.take(np.array(at, dtype=np.int64)),
         tuple(designs[i].sharding for i in at),
-        searches=len(chosen),
+        searches=len(chosen) + again,
         improved=sum(bool(times_us[i] < before_us[i]) for i in at),
     )
 
@@ -139,6 +145,35 @@ def _spread(members: Sequence[_Member], times_us: Array, most: int) -> list[_Mem
     return [members[i] for i in list(order)[:most]]
 
 
+def _searched(design: Design, predictor: Predictor) -> tuple[ShardingPlan, ...]:
+    """Plans of a design by its own critical path."""
+    return brief_plans(design, predictor=predictor, work=_WORK, rounds=_ROUNDS)
+
+
+def _narrowed(
+    members: Sequence[_Member],
+    designs: Sequence[Design],
+    times_us: Array,
+    bounds: DesignBounds,
+    predictor: Predictor,
+    most: int,
+) -> tuple[list[Design], Array, int]:
+    """Members, with plans of those that have wide gaps where these are faster; their times, and how many were searched."""
+    members = [replace(m, design=d) for m, d in zip(members, designs, strict=True)]
+    lower_us = bounds.lower_us(designs, times_us)
+    left = np.array([m.free for m in members])
+    for number in range(most):
+        gaps = np.where(left, np.nan_to_num(times_us / lower_us - 1.0), 0.0)
+        widest = int(np.argmax(gaps))
+        if gaps[widest] < _WIDE:
+            return [m.design for m in members], times_us, number
+        left[widest] = False
+        found = _searched(members[widest].design, predictor)
+        faster, times_us = _fastest(members, times_us, found, predictor)
+        members = [replace(m, design=d) for m, d in zip(members, faster, strict=True)]
+    return [m.design for m in members], times_us, most
+
+
 def _by_settings(members: Sequence[_Member]) -> list[list[int]]:
     """Positions of the members that may have any plan, by the settings that they share."""
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -152,6 +187,7 @@ def _fastest(
     members: Sequence[_Member], before_us: Array, found: Sequence[ShardingPlan], predictor: Predictor
 ) -> tuple[list[Design], Array]:
     """Each member with the fastest of its own plan and those of any; the best for its setting are tried."""
+    found = list(dict.fromkeys(found))
     designs, times_us = [m.design for m in members], before_us.copy()
     for group in _by_settings(members):
         plans = [p for p in found if _same_ranks(p, members[group[0]].design)]

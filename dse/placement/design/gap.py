@@ -37,6 +37,8 @@ class DesignBounds:
         """Nothing is priced yet."""
         self._predictor = predictor
         self._costs: dict[Hashable, tuple[Options, ShardCosts]] = {}
+        # Of designs without their plans: bounds by averages, and by ranges of bytes.
+        self._known: dict[Hashable, tuple[float, float]] = {}
 
     def lower_us(self, designs: Sequence[Design], times_us: Array) -> Array:
         """The bounds.
@@ -48,18 +50,22 @@ class DesignBounds:
         Returns:
             `(n,)` µs, at most `times_us`; NaN where a time refutes the bound, so that none may be told.
         """
+        keys = [(d.model, d.training, d.fusion, d.system) for d in designs]
+        new = [i for i, key in enumerate(keys) if key not in self._known]
         groups: dict[Hashable, list[int]] = {}
-        for i, design in enumerate(designs):
-            groups.setdefault(_steps_key(design), []).append(i)
-        out = np.array(times_us, dtype=np.float64)
+        for i in new:
+            groups.setdefault(_steps_key(designs[i]), []).append(i)
         for members in groups.values():
-            if designs[members[0]].system.world_size > 1:
-                at = np.array(members)
-                out[at] = self._of_group([designs[i] for i in members], out[at])
-        return out
+            bounds = self._of_group([designs[i] for i in members], times_us[members])
+            self._known.update(zip([keys[i] for i in members], bounds, strict=True))
+        by_averages, by_bytes = np.array([self._known[key] for key in keys]).reshape(-1, 2).T
+        told = by_averages <= times_us * _ROUNDED
+        return np.asarray(np.where(told, np.minimum(by_bytes, times_us), np.nan))
 
-    def _of_group(self, designs: Sequence[Design], times_us: Array) -> Array:
-        """Bounds of designs with the same steps."""
+    def _of_group(self, designs: Sequence[Design], times_us: Array) -> list[tuple[float, float]]:
+        """Bounds of designs with the same steps: by averages, and by ranges of bytes."""
+        if designs[0].system.world_size == 1:
+            return [(0.0, np.inf)] * len(designs)  # there is one plan, whatever it takes
         cost, overheads = self._predictor.cost, self._predictor.profile.overheads
         options, costs = self._placed(designs[0])
         bounds = class_bounds(
@@ -73,9 +79,9 @@ class DesignBounds:
         fed_us = np.array([feed_us(d) for d in designs])
         for number, time_us in enumerate(times_us):
             _refine(bounds, number, float(time_us))
-        of_all = np.maximum(_least(bounds, len(designs)), fed_us)
-        lower = np.clip(_closer(bounds, times_us), of_all, times_us)
-        return np.asarray(np.where(of_all <= times_us * _ROUNDED, lower, np.nan))
+        by_averages = np.maximum(_least(bounds, len(designs)), fed_us)
+        by_bytes = np.maximum(_closer(bounds, times_us), by_averages)
+        return list(zip(by_averages.tolist(), by_bytes.tolist(), strict=True))
 
     def _placed(self, design: Design) -> tuple[Options, ShardCosts]:
         """Options and their costs, which the dense part has no say in."""

@@ -112,10 +112,14 @@ def test_designs_on_ranks_of_unequal_pace_share_nothing() -> None:
     assert (DesignBounds(p).lower_us(slow, 1.2 * best) <= best * (1 + ROUNDING)).all()
 
 
-def test_the_work_is_counted() -> None:
+def test_the_work_is_counted_and_bounds_are_remembered() -> None:
     p, designs = predictor(), group(2, 4, 2)
     times = p.iteration_times_us(designs)
-    assert len({DesignBounds(p).lower_us(designs, times).tobytes() for _ in range(2)}) == 1
+    bounds = DesignBounds(p)
+    first = bounds.lower_us(designs, times)
+    np.testing.assert_array_equal(DesignBounds(p).lower_us(designs, times), first)
+    np.testing.assert_array_equal(bounds.lower_us(designs[::-1], times[::-1]), first[::-1])
+    assert np.isnan(bounds.lower_us(designs, first * 0.5)).all()  # such plans would refute the bounds
 
 
 @settings(deadline=None, max_examples=50)
