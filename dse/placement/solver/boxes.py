@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import heapq
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
-from dse.placement.solver.bound import Options, options_of, rank_free
+from dse.placement.solver.bound import Options, bound_of_averages, options_of, rank_free
 from dse.placement.solver.linear import Resolved
 from dse.placement.solver.problem import Array, Mask, Problem
 
@@ -90,10 +90,13 @@ class Boxes:
         return offered(self.options, high)
 
     def widest(self, *, time_limit_s: float) -> Boxed:
-        """The relaxation without limits, solved once."""
+        """The relaxation without limits, solved once; in place of one that does not end in time, by averages alone."""
         if self._widest is None or self._widest.weights is None:
             nothing = np.zeros(self.num_events)
-            self._widest = self.within(nothing, nothing + np.inf, time_limit_s=time_limit_s)
+            found = self.within(nothing, nothing + np.inf, time_limit_s=time_limit_s)
+            self._widest = replace(
+                found, value=max(found.value, bound_of_averages(self._problem, self.options))
+            )
         return self._widest
 
     def within(

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # An objective within this share of its bound is the best there is: what branch and bound tells apart, with a margin.
 PROVEN = 1e-5
-# Shares of the time limit: for the first search of a large or a small problem, for the bound over boxes, for the bound with
-# ranks for large tables, and for that with whole numbers.
-_SEARCH, _SMALL_SEARCH, _BOX, _PACK, _BOUND = 0.2, 0.15, 0.3, 0.35, 0.05
+# Shares of the time limit: for the first search of a large or a small problem, for the bound over boxes (of many ranks, and
+# of others), for the bound with ranks for large tables, and for that with whole numbers.
+_SEARCH, _SMALL_SEARCH, _MANY_BOX, _BOX, _PACK, _BOUND = 0.2, 0.15, 0.3, 0.03, 0.35, 0.05
 _LEAST_S = 1.0  # for the first bound, whatever the time limit
 # Counted columns of a problem that branch and bound may solve to the end: these, and so many more for each second.
 _SMALL, _SMALL_PER_S = 400, 100
@@ -87,7 +87,7 @@ def certify(
     run.relax(0.0)
     run.search((_SMALL_SEARCH if small else _SEARCH) * time_limit_s)
     if not run.closed:
-        run.box(min(_BOX * time_limit_s, run.left_s))
+        run.box(min((_MANY_BOX if run.many else _BOX) * time_limit_s, run.left_s))
     if not run.closed:
         run.pack(min(_PACK * time_limit_s, run.left_s))
     if not run.closed and not run.many:

@@ -23,8 +23,9 @@ from dse.placement.solver.tail_moves import ABOVE, BYTE, WORK, Parts, Plan, impr
 
 MOST_WORK = 3_000_000  # options times ranks, beyond which the usual search is slow
 CHUNK = 2_000  # steps at one temperature and one k
+_FEWEST_STEPS = 100_000  # whatever the time limit
 _REBUILT = 50  # chunks between two sums from scratch, which end the drift of rounding
-_STEPS_PER_RANK = 1_000  # of the first rounds
+_STEPS_PER_RANK = 1_000  # of the first rounds; a quarter of it of the very first, for little time
 _CEILINGS = (1.2, 1.3, 1.1)  # of the relaxation's events
 _SHORTER = 0.93  # of the best plan's event
 _HEATS = (5e-6, 1e-6)  # of the objective, at the beginning and at the end
@@ -129,10 +130,10 @@ class TailSearch:
         return np.inf if self._best is None else self._best.overflow
 
     def run(self, *, time_limit_s: float, work: float = np.inf, enough: float = 0.0) -> None:
-        """Improve until `work` steps in all, the time limit, or an objective that is `enough`; one piece at least."""
+        """Improve until `work` steps in all, the time limit, or an objective that is `enough`; some pieces at least."""
         self._until = time.perf_counter() + time_limit_s
         while self.steps < work and not (self._best and self._best.key <= (0.0, enough)):
-            if self._best and time.perf_counter() >= self._until:
+            if self.steps >= _FEWEST_STEPS and time.perf_counter() >= self._until:
                 return
             self._advance()
 
@@ -162,7 +163,8 @@ class TailSearch:
         number, first = self._number, _STEPS_PER_RANK * self._problem.num_ranks
         self._number += 1
         later = number - len(_CEILINGS)
-        steps = first * 2 ** min(max(later, 0) // (2 * self._problem.num_events), 20)
+        doubled = min(max(later, 0) // (2 * self._problem.num_events), 20)
+        steps = first * 2**doubled if number else first // 4
         if self._best is None and self._relaxed.events is None:
             return self._from(-self._estimates(), self._boxes.options.usable, steps)
         if later < 0 and self._relaxed.events is not None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_oracle import best_objective, random_problem
 
-from dse.placement.solver.bound import lower_bound, steps_of
+from dse.placement.solver.bound import bound_of_averages, lower_bound, options_of, steps_of
 from dse.placement.solver.dominance import reduced
 from dse.placement.solver.exact import solve_exactly
 from dse.placement.solver.linear import Rows, solve_relaxed, solve_whole
@@ -23,6 +23,7 @@ def test_no_bound_is_above_the_optimum_of_thousands(block: int) -> None:
         for smaller in (problem, reduced(problem).problem):
             fast = lower_bound(smaller).value
             assert fast <= best * (1 + ROUNDING), seed
+            assert bound_of_averages(smaller, options_of(smaller)) <= fast * (1 + ROUNDING) + ROUNDING, seed
             if seed % 5 == 0:
                 tight = lower_bound(smaller, time_limit_s=5).value
                 assert fast - ROUNDING <= tight <= best * (1 + ROUNDING), seed

@@ -73,3 +73,9 @@ def test_nothing_lies_in_a_box_without_an_option() -> None:
     boxes = Boxes(one_large_table())
     assert np.isinf(boxes.within(np.zeros(2), np.array([7.0, 5.0])).value)
     assert np.isinf(boxes.within(np.array([0.0, 73.0]), np.full(2, np.inf)).value)
+
+
+def test_a_relaxation_without_time_leaves_averages() -> None:
+    problem = one_large_table()
+    found = Boxes(problem).widest(time_limit_s=-np.inf)
+    assert 8.0 <= found.value <= 11.0 + ROUNDING
