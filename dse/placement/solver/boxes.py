@@ -27,6 +27,7 @@ from dse.placement.solver.bound import Options, bound_of_averages, options_of, r
 from dse.placement.solver.linear import Resolved
 from dse.placement.solver.problem import Array, Mask, Problem
 
+_PATIENCE, _NOTHING = 16, 1e-4  # boxes that must raise a bound by more than that share for more to be cut
 _ABOVE = 1e-9  # relative: a shard that is longer than its event by less is rounding
 _MARGINS = (
     0.1,
@@ -156,6 +157,8 @@ def boxed_bound(
     while (
         heap and heap[0].bound < below and solved < most_boxes and (left := until - time.perf_counter()) > 0
     ):
+        if solved > _PATIENCE and heap[0].bound <= relaxed * (1.0 + _NOTHING):
+            break
         node = heapq.heappop(heap)
         parts = boxes.cut(node.low, node.high, node.boxed)
         if not parts:
