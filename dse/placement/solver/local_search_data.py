@@ -174,24 +174,52 @@ def data_of(problem: Problem) -> Data:
 
 def common_costs(first_shard: Ints, where: Ints, cost: Array, same: int) -> Array:
     """`(o, e)`: of each `ALL` option and event the cost that most shards share (by majority vote); else 0."""
-    common, everywhere = np.zeros((len(where), cost.shape[1])), np.flatnonzero(where == ALL)
-    if not same or not len(everywhere):
-        return common
-    first, shards = first_shard[everywhere], np.diff(first_shard)[everywhere[0]]
-    candidate, votes = np.zeros((len(everywhere), cost.shape[1])), np.zeros((len(everywhere), cost.shape[1]))
-    for shard in range(shards):
-        mine = cost[first + shard]
-        candidate = np.where(votes == 0, mine, candidate)
-        votes += np.where(mine == candidate, 1, -1)
-    common[everywhere] = candidate
+    common = np.zeros((len(where), cost.shape[1]))
+    if same:
+        _vote(first_shard, where, cost, common)
     return common
 
 
 def entries_of(first_shard: Ints, cost: Array, bases: Array) -> tuple[Ints, Ints, Array]:
     """`entry0`, `event` and `value` of `Data`."""
-    rest = cost - np.repeat(bases, np.diff(first_shard), axis=0)
-    counts = np.count_nonzero(rest, axis=1)
-    return np.r_[0, counts.cumsum()].astype(np.int64), np.nonzero(rest)[1].astype(np.int64), rest[rest != 0]
+    entry0 = np.zeros(len(cost) + 1, dtype=np.int64)
+    _count_entries(first_shard, cost, bases, entry0)
+    event, value = np.empty(entry0[-1], dtype=np.int64), np.empty(entry0[-1])
+    _fill_entries(first_shard, cost, bases, event, value)
+    return entry0, event, value
+
+
+@called
+def _vote(first_shard: Ints, where: Ints, cost: Array, common: Array) -> None:
+    for o in range(len(where)):
+        if where[o] != ALL:
+            continue
+        for e in range(cost.shape[1]):
+            votes = 0
+            for s in range(first_shard[o], first_shard[o + 1]):
+                if votes == 0:
+                    common[o, e] = cost[s, e]
+                votes += 1 if cost[s, e] == common[o, e] else -1
+
+
+@called
+def _count_entries(first_shard: Ints, cost: Array, bases: Array, entry0: Ints) -> None:
+    for o in range(len(bases)):
+        for s in range(first_shard[o], first_shard[o + 1]):
+            entry0[s + 1] = entry0[s]
+            for e in range(cost.shape[1]):
+                entry0[s + 1] += cost[s, e] != bases[o, e]
+
+
+@called
+def _fill_entries(first_shard: Ints, cost: Array, bases: Array, event: Ints, value: Array) -> None:
+    n = 0
+    for o in range(len(bases)):
+        for s in range(first_shard[o], first_shard[o + 1]):
+            for e in range(cost.shape[1]):
+                if cost[s, e] != bases[o, e]:
+                    event[n], value[n] = e, cost[s, e] - bases[o, e]
+                    n += 1
 
 
 def empty_state(problem: Problem, data: Data, *, seed: int) -> State:
