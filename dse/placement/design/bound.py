@@ -58,6 +58,7 @@ from perfcore.cost.model import CostModel
 _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
+_CLOSER = 3  # times that bytes are bounded anew
 _PROGRAMS = 100  # that parting plans by bytes takes, at most
 _FIRST_APART, _MORE_APART = (
     3,
@@ -239,7 +240,8 @@ class ClassBound:
     ) -> None:
         """Bound the designs anew, by ranges of bytes (`dse.placement.design.byte_tree`).
 
-        Then, of the first design, each table takes one way whole, in plans that are faster than the one known.
+        Then, of the first design, plans that are faster than the one known: they keep every collective within bytes that
+        another linear program finds, and the hulls over these are closer; at last each table takes one way whole.
 
         Args:
             upper_us: `(n,)` times of plans of the designs; bounds need not come closer than these.
@@ -254,15 +256,36 @@ class ClassBound:
         self._tree.grow(upper, programs=programs, seconds_left=seconds_left, worth=worth)
         self.proofs.add(self._tree.lower_us)
         self.proofs.close_in(upper)
+        for _ in range(_CLOSER if whole_s > 0 else 0):
+            if self.lower_us < upper[0] and seconds_left() > 0:
+                self._tighten(float(upper[0]), seconds_left)
         whole_s = min(whole_s, seconds_left())
         if self.lower_us < upper[0] and len(self.shares) <= _MOST_WHOLE and whole_s > 0:
             self._solve_whole(whole_s)
+
+    def _tighten(self, upper_us: float, seconds_left: Callable[[], float]) -> None:
+        """Bound the first design's plans of interest by hulls over the bytes that these may send."""
+        self._narrow()
+        for v in sorted({v for cut in self.cuts for _, v in cut.transfers}):
+            low, high = MasterProgram(self, self.own_cuts(0)).bytes_within(v, upper_us)
+            if high < low:
+                self.proofs.add_of_interest(0, np.inf)
+                return
+            self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
+        again = True
+        while again and self.lower_us < upper_us and seconds_left() > 0:
+            program = MasterProgram(self, self.own_cuts(0))
+            solved = self.solve(program)
+            self.proofs.add_of_interest(0, program.proof(solved)[0])
+            again = solved.x is not None and self.add_violated(0, _TOLERANCE)
 
     def _narrow(self) -> None:
         """Hulls over the bytes of plans that may be faster than the one known."""
         if self._tree is not None:
             for v, (low, high) in self._tree.within(self.proofs.upper_us).items():
-                self._hulls[v] = under_hull(self.program.variables[v], low, high, self.cost)
+                x, _ = self.hull(v)
+                low, high = max(low, float(x[0])), min(high, float(x[-1]))
+                self._hulls[v] = under_hull(self.program.variables[v], low, max(low, high), self.cost)
 
     def pack(self, upper_us: float, *, time_limit_s: float) -> bool:
         """Bound the first design with some ranks told apart, by plans that take less; whether more time may say more."""

@@ -50,16 +50,16 @@ class Load:
     """What collectives send, in the same proportion.
 
     Attributes:
-        each: `(p,)` bytes of the first collective that a shard adds to its rank; to all ranks where `total`.
+        each: `(p,)` bytes of the first collective that a shard adds to its rank.
         factors: by collective (a variable), its bytes for each of these.
         unit: every plan's load is a whole multiple of it; 0 where that is not known.
-        total: all shards count, not those of the fullest rank.
+        packs: it is the sum of a rank's shards and nothing else.
     """
 
     each: Array
     factors: dict[int, float]
     unit: float
-    total: bool
+    packs: bool
 
     def counts(self, most: float) -> tuple[Ints, int]:
         """`(p,)` sizes of shards and the size of a rank, as whole numbers: what fits together still does."""
@@ -89,20 +89,20 @@ def loads_of(bound: ClassBound) -> list[Load]:
     """The loads of a class's collectives, whose bytes no more than shards decide."""
     used = np.unique(bound.options.ways.probe[np.unique(bound.options.ways.family)])
     loads: list[Load] = []
+    adds: list[Array] = []
     for v, variable in enumerate(bound.program.variables):
-        total = variable.role is Role.TOTAL
-        each = variable.everywhere if total else variable.each
-        if variable.role is Role.RANK or (not total and variable.everywhere.any()) or not each[used].any():
+        own = np.concatenate([variable.each[used], variable.everywhere[used]])
+        if variable.role is Role.RANK or not own.any():
             continue
-        for load in loads:
-            factor = float(each[used].max() / load.each[used].max())
-            if load.total == total and np.allclose(
-                each[used], factor * load.each[used], rtol=_SAME, atol=0.0
-            ):
+        for load, known in zip(loads, adds, strict=True):
+            factor = float(own.max() / known.max())
+            if np.allclose(own, factor * known, rtol=_SAME, atol=0.0):
                 load.factors[v] = factor
                 break
         else:
-            loads.append(Load(each, {v: 1.0}, _unit(each[used]), total))
+            packs = variable.role is Role.FULLEST and not variable.everywhere.any()
+            loads.append(Load(variable.each, {v: 1.0}, _unit(own), packs))
+            adds.append(own)
     return loads
 
 
@@ -227,7 +227,7 @@ class ByteTree:
         if best is not None and slack[best] > worth_us:
             return best, at[best]
         for q in open_:
-            if not self.loads[q].total and at[q] < leaf.ranges[q][1] and self._exceeds(q, at[q]):
+            if self.loads[q].packs and at[q] < leaf.ranges[q][1] and self._exceeds(q, at[q]):
                 return q, at[q]
         return None
 
@@ -321,6 +321,6 @@ class NarrowProgram(MasterProgram):
                     least, most = ((base + factor * end) / scale for end in (low, high))
                     self._high[column] = min(self._high[column], most * (1 + _SAME))
                     self._row([column], [1.0], low=least * (1 - _SAME))
-            if not load.total:
+            if load.packs:
                 for row in self._tree.rows(q, high):
                     self._row(self._ways, row, high=ranks * (1 + _SAME))

@@ -96,6 +96,17 @@ class MasterProgram:
             return solved.bound, weights
         return self._solved.dual_bound(solved.duals / total), weights / total
 
+    def bytes_within(self, v: int, upper_us: float) -> tuple[float, float]:
+        """The least and the most bytes of a collective in a plan that takes at most so long."""
+        self._build()
+        self._transfer(v)
+        column, scale = self._measures[(v,)], float(self._bound.hull(v)[0][-1])
+        self._high[0] = min(self._high[0], upper_us)
+        least, most = (solve_relaxed(self._program(column, sign)).bound for sign in (1.0, -1.0))
+        if np.isposinf(least) or np.isposinf(most):
+            return 0.0, -1.0  # there is no such plan
+        return max(least, 0.0) * scale, -most * scale
+
     def _build(self) -> None:
         for cut in self._cuts:
             self._cut(cut)
