@@ -224,7 +224,7 @@ def host_overflow_of(d: Data, s: State, rank: int, more: float) -> float:
     return excess(s.host_held[h] + more, d.host_capacity[h]) - excess(s.host_held[h], d.host_capacity[h])
 
 
-@part
+@inlined
 def insertion(d: Data, s: State, shard: int, rank: int) -> float:
     """What the merit gains by a shard on a rank."""
     over = overflow_of(d, s, rank, d.bytes[shard]) + host_overflow_of(d, s, rank, d.host_bytes[shard])
