@@ -59,7 +59,7 @@ _TOLERANCE = 1e-6  # relative; cuts that say less are not worth a round
 _NO_SHARE = 1e-9  # shares this small are rounding
 _MOST_ROUNDS = 30  # of one class
 _CLOSER = 3  # times that bytes are bounded anew
-_PROGRAMS = 100  # that parting plans by bytes takes, at most
+_PROGRAMS = 40  # that parting plans by bytes takes, at most
 _FIRST_APART, _MORE_APART = (
     3,
     2,
