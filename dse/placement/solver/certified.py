@@ -95,7 +95,7 @@ def certify(
     if not run.closed and small:
         run.solve()
     elif not run.closed:
-        run.search(run.left_s)
+        run.search(run.left_s, last=True)
     best = run.smaller.original(run.best)
     if start is not None and _better(problem, start, best):
         best = start
@@ -170,11 +170,14 @@ class _Run:
         value = boxed_bound(self._boxes, self.bound.value, below=below, time_limit_s=time_limit_s)
         self.bound = replace(self.bound, value=max(self.bound.value, value))
 
-    def search(self, time_limit_s: float) -> None:
-        """Improve the best assignment by local search, which goes on where it stopped."""
+    def search(self, time_limit_s: float, *, last: bool = False) -> None:
+        """Improve the best assignment by local search, which goes on where it stopped.
+
+        Of many ranks, the usual search is asked at last, and only where nothing fits: its starts alone may take longer.
+        """
         if self.many:
             self._search_tails(time_limit_s)
-            if _fits(self.problem, self.best):
+            if not last or _fits(self.problem, self.best):
                 return
         from dse.placement.solver.anytime import Search
 

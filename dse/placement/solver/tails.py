@@ -31,7 +31,7 @@ _SHORTER = 0.93  # of the best plan's event
 _HEATS = (5e-6, 1e-6)  # of the objective, at the beginning and at the end
 _TAILS = (0.4, 0.002)  # k over ranks, likewise
 _WORK_WEIGHT = 0.3  # of the mean over ranks beside that of the largest loads
-_OVERFLOW_WEIGHT = 3.0  # of the objective, for a rank's memory
+_OVERFLOW_WEIGHT, _TIGHT_WEIGHT = 3.0, 30.0  # of the objective, for a rank's memory; and while nothing fits
 _MIX = (0.05, 0.2, 0.85, 6.0, 4.0, 4.0)
 _LEAST_S = 0.2  # for a relaxation at the end of the time
 _TINY = 1e-300
@@ -223,7 +223,8 @@ class TailSearch:
         plan.price[ABOVE], plan.price[WORK] = 1.0 / k, _WORK_WEIGHT / ranks
         limits = self._problem.capacity_bytes[np.isfinite(self._problem.capacity_bytes)]
         roomy = float(np.abs(limits).mean()) if len(limits) else 1.0
-        plan.price[BYTE] = _OVERFLOW_WEIGHT * self._scale / max(roomy, 1.0)
+        weight = _TIGHT_WEIGHT if self._best and self._best.overflow > 0.0 else _OVERFLOW_WEIGHT
+        plan.price[BYTE] = weight * self._scale / max(roomy, 1.0)
         hot = ((plan.load >= plan.ceiling) & (plan.ceiling > 0)).any(axis=1) | (
             plan.held > self._parts.capacity
         )
