@@ -221,6 +221,7 @@ class SearchEntry(Section):
     seed: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=0, lt=2**32)] = 0
     refine: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=0, le=10**4)] = 20
     exact_up_to: Annotated[int, BeforeValidator(whole), Field(strict=True, ge=1, le=10**9)] = 2_000_000
+    prune: Flag = False
 
 
 class QualityEntry(Section):

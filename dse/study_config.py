@@ -38,6 +38,7 @@ class SearchSettings:
         seed: of everything random.
         refine: rounds of local refinement of each batch; 0 for none.
         exact_up_to: `auto` enumerates a space of at most this many designs.
+        prune: settings that bounds rule out get no placement of their own.
     """
 
     method: str = "auto"
@@ -46,6 +47,7 @@ class SearchSettings:
     seed: int = 0
     refine: int = 20
     exact_up_to: int = 2_000_000
+    prune: bool = False
 
 
 @dataclass(frozen=True, slots=True)

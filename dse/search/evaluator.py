@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,71 +14,21 @@ from numpy.typing import NDArray
 from dse.candidate import Place, column, design_of
 from dse.config import dump_design
 from dse.constraints import margins_of
-from dse.grid import Grid, grid_of
 from dse.objective import metrics_of, objective_values
 from dse.placement.design.gap import DesignBounds
 from dse.quality.protocol import QualityModel, features_of
 from dse.quality.scaling_law import quality_model
+from dse.search.bulk_times import BulkTimes
 from dse.search.placing import SpacePlanner
+from dse.search.prospects import Prospects
 from dse.search.protocol import Array, Codes, Evaluation, EvaluatorFactory
 from dse.search.replan import Replanned, replanned
-from dse.search.table_cache import TableCache, cache_folder, table_key
-from dse.space import SearchSpace
+from dse.search.table_cache import TableCache, cache_folder
 from dse.study_config import StudyConfig
-from perfcore.bulk import BulkPredictor, BulkTables
 from perfcore.design.design import Design
 from perfcore.design.sharding import ShardingPlan
-from perfcore.memory import MemoryOfGrid
 from perfcore.predictor import Predictor
 from perfcore.profile.profile import Profile, load_profile, profile_for
-
-
-class BulkTimes:
-    """Iteration time and memory of a space's candidates, on one rank and on several."""
-
-    def __init__(
-        self, space: SearchSpace, profile: Profile, placed: Place, *, cache: TableCache | None = None
-    ) -> None:
-        """Take the tables from the cache, or build them: seconds for a large space."""
-        grids = (grid_of(space, placed, distributed=distributed) for distributed in (False, True))
-        self._parts = [(grid, _tables(grid, profile, cache)) for grid in grids if grid is not None]
-
-    @property
-    def table_bytes(self) -> int:
-        """Memory of the tables."""
-        return sum(predictor.table_bytes for _, predictor in self._parts)
-
-    def price(self, codes: Codes) -> tuple[Array, Array, Array]:
-        """`(n,)` iteration time in µs, bytes of the fullest rank, and bytes that it has left, of `(n, a)` candidates."""
-        time_us, hbm_bytes, left_bytes = (np.full(len(codes), np.nan) for _ in range(3))
-        for grid, predictor in self._parts:
-            rows = np.flatnonzero(grid.covers(codes))
-            structures, grid_codes = grid.locate(codes[rows])
-            priced = predictor.evaluate(structures, grid_codes)
-            time_us[rows] = priced.iteration_time_us
-            hbm_bytes[rows], left_bytes[rows] = priced.hbm_bytes, priced.left_bytes
-        return time_us, hbm_bytes, left_bytes
-
-
-def _tables(grid: Grid, profile: Profile, cache: TableCache | None) -> BulkTables:
-    key = table_key(grid.space, profile, distributed=grid.distributed) if cache else ""
-    arrays = cache.read(key) if cache else None
-    if arrays is not None:
-        with contextlib.suppress(KeyError):  # an entry of that name, but of something else
-            return BulkTables.restored(arrays)
-    built = BulkPredictor(
-        grid.dims,
-        grid.structures,
-        cost=profile.cost_model(),
-        overheads=profile.overheads,
-        memory=MemoryOfGrid(),
-        sizes=tuple(len(axis.values) for axis in grid.axes),
-        slowness=grid.slowness,
-        hbm_bytes=grid.hbm_bytes,
-    )
-    if cache:
-        cache.write(key, built.arrays)
-    return built
 
 
 class SpaceEvaluator:
@@ -88,8 +37,13 @@ class SpaceEvaluator:
     def __init__(self, config: StudyConfig, profile: Profile, *, cache: TableCache | None = None) -> None:
         """Take the tables from the cache, or build them."""
         self._config = config
-        self.times = BulkTimes(config.space, profile, SpacePlanner(config.space, profile), cache=cache)
         self._quality: QualityModel | None = quality_model(config.quality)
+        prospects = None
+        if config.search.prune:
+            prospects = Prospects(config.space, partial(evaluation_of, config, self._quality))
+        planner = SpacePlanner(config.space, profile, prospects=prospects)
+        asked = config.objectives, config.constraints, config.quality, config.circumstances
+        self.times = BulkTimes(config.space, profile, planner, cache=cache, asked=prospects and asked)
 
     def evaluate(self, codes: Codes) -> Evaluation:
         """The evaluation of `(n, a)` canonical codes."""

@@ -95,9 +95,19 @@ class TableCache:
             total -= status.st_size
 
 
-def table_key(space: SearchSpace, profile: Profile, *, distributed: bool) -> str:
-    """The name of an entry: a digest of what the tables of a space's designs of one kind follow from."""
-    said = (space, profile.hash, distributed, _sources(), *(version(name) for name in DEPENDENCIES))
+def table_key(space: SearchSpace, profile: Profile, *, distributed: bool, asked: object = None) -> str:
+    """The name of an entry: a digest of what the tables of a space's designs of one kind follow from.
+
+    Placements of several ranks follow from what is `asked` as well: which settings are worth one.
+    """
+    said = (
+        space,
+        profile.hash,
+        distributed,
+        asked if distributed else None,
+        _sources(),
+        *(version(name) for name in DEPENDENCIES),
+    )
     return hashlib.sha256(repr(said).encode()).hexdigest()
 
 

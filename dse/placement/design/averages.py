@@ -37,7 +37,14 @@ from dse.placement.design.families import Families
 from dse.placement.design.options import Options, options_of
 from dse.placement.design.probing import costs_at_batches
 from dse.placement.design.relaxed import Cut, Program, Role, Variable
-from dse.placement.design.shard_costs import Number, at_batches, joined, single_rank_dims
+from dse.placement.design.shard_costs import (
+    Number,
+    ShardCosts,
+    at_batches,
+    exchanges_of,
+    joined,
+    single_rank_dims,
+)
 from dse.placement.solver.problem import Array, Mask
 from perfcore.design.design import Design
 from perfcore.errors import UnsupportedError
@@ -71,22 +78,26 @@ def lower_bounds_us(designs: Sequence[Design], *, predictor: Predictor) -> Array
             depths = len(d.model.bottom_hidden), len(d.model.top_hidden)
             key = structure_of(d), d.model.tables, d.model.num_dense_features, depths, several
             kinds.setdefault(key, []).append(i)
+    priced: dict[Hashable, ShardCosts] = {}
     for members in kinds.values():
-        batches = {b: n for n, b in enumerate(sorted({designs[i].training.global_batch for i in members}))}
-        settings: dict[Hashable, int] = {}
-        at = [settings.setdefault(_at_any_batch(designs[i]), len(settings)) for i in members]
-        firsts = [designs[members[at.index(g)]] for g in range(len(settings))]
-        step = max(1, int(_BOUNDED_AT_ONCE / (len(batches) * len(firsts[0].model.tables))))
         with contextlib.suppress(UnsupportedError):
-            parts = [
-                bounds_at_batches_us(firsts[start : start + step], list(batches), predictor)
-                for start in range(0, len(firsts), step)
-            ]
-            table = np.concatenate(parts, axis=1)
-            lower[members] = [
-                table[batches[designs[i].training.global_batch], g] for i, g in zip(members, at, strict=True)
-            ]
+            lower[members] = _of_a_kind([designs[i] for i in members], predictor, priced)
     return lower
+
+
+def _of_a_kind(designs: Sequence[Design], predictor: Predictor, priced: dict[Hashable, ShardCosts]) -> Array:
+    """`(n,)` bounds of designs of one structure; shards that were priced for another network are not priced again."""
+    batches = {b: n for n, b in enumerate(sorted({d.training.global_batch for d in designs}))}
+    settings: dict[Hashable, int] = {}
+    at = [settings.setdefault(_at_any_batch(d), len(settings)) for d in designs]
+    firsts = [designs[at.index(g)] for g in range(len(settings))]
+    step = max(1, int(_BOUNDED_AT_ONCE / (len(batches) * len(firsts[0].model.tables))))
+    parts = [
+        bounds_at_batches_us(firsts[start : start + step], list(batches), predictor, priced)
+        for start in range(0, len(firsts), step)
+    ]
+    table = np.concatenate(parts, axis=1)
+    return np.array([table[batches[d.training.global_batch], g] for d, g in zip(designs, at, strict=True)])
 
 
 def _at_any_batch(design: Design) -> Hashable:
@@ -94,7 +105,12 @@ def _at_any_batch(design: Design) -> Hashable:
     return m.embedding_dim, m.bottom_hidden, m.top_hidden, m.cross_rank, design.system
 
 
-def bounds_at_batches_us(designs: Sequence[Design], batches: Sequence[int], predictor: Predictor) -> Array:
+def bounds_at_batches_us(
+    designs: Sequence[Design],
+    batches: Sequence[int],
+    predictor: Predictor,
+    priced: dict[Hashable, ShardCosts] | None = None,
+) -> Array:
     """Likewise, of designs that are each taken at every batch.
 
     Args:
@@ -102,6 +118,7 @@ def bounds_at_batches_us(designs: Sequence[Design], batches: Sequence[int], pred
             on several. Their own batches and plans do not matter.
         batches: n of each of them; one that a world size does not divide is bounded as if it did.
         predictor: of their device.
+        priced: costs of shards so far, by what they follow from; grows.
 
     Returns:
         `(n, g)` µs.
@@ -110,17 +127,26 @@ def bounds_at_batches_us(designs: Sequence[Design], batches: Sequence[int], pred
         UnsupportedError: the ops of a class do not follow from the kinds of its shards.
     """
     samples = np.array(batches, dtype=np.float64)
-    lower = _Averages([options_of(d) for d in designs], samples, predictor).bounds_us()
+    groups, priced = [options_of(d) for d in designs], {} if priced is None else priced
+    key = exchanges_of(structure_of(designs[0])), tuple(map(_columns_and_ranks, designs)), tuple(batches)
+    if key not in priced:
+        priced[key] = joined(costs_at_batches(groups, samples, predictor.cost, predictor.profile.overheads))
+    lower = _Averages(groups, samples, predictor, priced[key]).bounds_us()
     fed_us = np.array([feed_us(d) / d.training.global_batch for d in designs])
     return np.asarray(np.maximum(lower, fed_us * samples[:, None]))
+
+
+def _columns_and_ranks(design: Design) -> Hashable:
+    return design.model.tables, design.model.table_dims, design.system
 
 
 class _Averages:
     """All settings, priced."""
 
-    def __init__(self, groups: Sequence[Options], batches: Array, predictor: Predictor) -> None:
-        self.cost, self._overheads = predictor.cost, predictor.profile.overheads
-        self._costs = joined(costs_at_batches(groups, batches, self.cost, self._overheads))
+    def __init__(
+        self, groups: Sequence[Options], batches: Array, predictor: Predictor, costs: ShardCosts
+    ) -> None:
+        self.cost, self._overheads, self._costs = predictor.cost, predictor.profile.overheads, costs
         self._joint = replace(groups[0], probes=tuple(p for g in groups for p in g.probes))
         dims, structure = single_rank_dims([g.design for g in groups])
         self._dense = DenseCosts(at_batches(dims, batches), structure, self.cost)

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from dse.placement.solver.problem import Array
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
+from perfcore.design.model import Interaction, Loss
 from perfcore.design.sharding import ShardingPlan, Shards
+from perfcore.design.training import InteractionFusion, MlpFusion, Optimizer, OptimizerFusion, Precision
 from perfcore.graph.dims import Dims, Structure, dims_of, structure_of
 from perfcore.graph.kernels import Collective
 
@@ -147,6 +149,25 @@ def replaced(dims: Dims, **values: object) -> Dims:
     """The same dims with other fields."""
     kept = {name: getattr(dims, name) for name in Dims.__dataclass_fields__}
     return Dims(**(kept | values))
+
+
+def exchanges_of(structure: Structure) -> Structure:
+    """The structure with one network's ops for all: equal for structures that exchange and look up embeddings alike."""
+    fusion = replace(
+        structure.fusion,
+        mlp=MlpFusion.EAGER,
+        interaction=InteractionFusion.EAGER,
+        optimizer=OptimizerFusion.FOR_LOOP,
+    )
+    return replace(
+        structure,
+        interaction=Interaction.DOT,
+        cross_layers=0,
+        loss=Loss.BCE,
+        precision=Precision.FP32,
+        optimizer=Optimizer.SGD,
+        fusion=fusion,
+    )
 
 
 def at_batches(dims: Dims, batches: Array) -> Dims:

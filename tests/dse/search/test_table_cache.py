@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dse.placement import plan_for
-from dse.search import evaluator
-from dse.search.evaluator import BulkTimes
+from dse.search import bulk_times
+from dse.search.bulk_times import BulkTimes
 from dse.search.table_cache import TableCache, cache_folder, table_key
 from dse.study_config import load_space
 from perfcore.profile.profile import profile_for
@@ -50,12 +50,12 @@ def builds(monkeypatch):
     """How often tables were built."""
     counted = []
 
-    class Counted(evaluator.BulkPredictor):
+    class Counted(bulk_times.BulkPredictor):
         def __init__(self, *args, **named):
             counted.append(1)
             super().__init__(*args, **named)
 
-    monkeypatch.setattr(evaluator, "BulkPredictor", Counted)
+    monkeypatch.setattr(bulk_times, "BulkPredictor", Counted)
     return counted
 
 
@@ -90,6 +90,13 @@ def test_changed_sources_are_another_entry(space, profile, monkeypatch):
     assert before != table_key(space, profile, distributed=False)
     monkeypatch.setattr("dse.search.table_cache._sources", lambda: "changed")
     assert before != table_key(space, profile, distributed=True)
+
+
+def test_tables_of_several_ranks_follow_from_what_was_asked(space, profile):
+    plain, asked = (table_key(space, profile, distributed=True, asked=a) for a in (None, "hours"))
+    assert plain != asked
+    alone = {table_key(space, profile, distributed=False, asked=a) for a in (None, "hours")}
+    assert len(alone) == 1
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other arrays", "folder"])

@@ -13,11 +13,13 @@ from design_cases import DEVICE, NODE, every_plan, predictor, random_design, tim
 from dse.placement.design.averages import bounds_at_batches_us
 from dse.placement.design.options import options_of
 from dse.placement.design.probing import costs_at_batches, shard_costs
+from dse.placement.design.shard_costs import exchanges_of
 from perfcore.design.design import Design
 from perfcore.design.hardware import System
 from perfcore.design.model import EmbeddingTable
 from perfcore.design.sharding import ShardingPlan
-from perfcore.design.training import EmbeddingFusion, Fusion, Launches
+from perfcore.design.training import EmbeddingFusion, Fusion, Launches, Optimizer, Precision
+from perfcore.graph.dims import structure_of
 
 ROUNDING = 1e-9
 LARGE = tuple(EmbeddingTable(f"t{i}", 2_000_000, 20.0, 1.05) for i in range(8))
@@ -91,6 +93,30 @@ def test_costs_of_many_settings_are_those_of_each(embedding: EmbeddingFusion) ->
                         np.testing.assert_allclose(a.each, b.each, rtol=1e-12)
                         np.testing.assert_allclose(a.everywhere, b.everywhere, rtol=1e-12)
                         np.testing.assert_allclose(a.base, b.base, rtol=1e-12)
+
+
+def test_shards_cost_the_same_whatever_the_network() -> None:
+    """What is priced for one network serves all that exchange and look up embeddings alike."""
+    p, seen = predictor(), {}
+    for seed in range(60):
+        design = random_design(np.random.default_rng(seed), ranks=4, tables=2)
+        tables = settings_of(np.random.default_rng(3), (4,), (16,), 8)[0].model.tables
+        model = replace(design.model, tables=tables, embedding_dim=16)
+        training = replace(design.training, table_optimizer=Optimizer.SGD, table_precision=Precision.FP32)
+        training = replace(training, global_batch=8192, synchronize=False)
+        design = replace(design, model=model, training=training, sharding=ShardingPlan.on_one_rank(model))
+        costs = shard_costs(options_of(design), p.cost, p.profile.overheads)
+        said = {
+            name: [
+                (op.name, [(x.base, x.each.tolist(), x.everywhere.tolist()) for x in op.launches])
+                for op in ops
+            ]
+            for name, ops in costs.ops.items()
+        }
+        stays = {name: (s.host.tolist(), s.compute.tolist(), s.host_base) for name, s in costs.stays.items()}
+        found = said, stays, costs.reduced_bytes.tolist(), costs.bytes.tolist()
+        assert seen.setdefault(exchanges_of(structure_of(design)), found) == found
+    assert len(seen) < 20
 
 
 def test_bounds_grow_with_batches_and_columns_where_tables_decide() -> None:
