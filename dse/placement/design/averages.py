@@ -24,9 +24,9 @@ Letters: n batches, g settings of anything else, v variables, q probes of all g,
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -158,14 +158,16 @@ class _Averages:
         """`(n, g)`: the least over classes; those that decide anywhere get more cuts."""
         kinds = np.unique(self.families.flag).tolist()
         most = min(len(kinds), self.families.tables)
-        chosen = [c for size in range(1, most + 1) for c in combinations(kinds, size)]
-        classes = [self._class(c) for c in chosen]
+        sets = (c for size in range(1, most + 1) for c in itertools.combinations(kinds, size))
+        classes = [self._class(c) for c in sets]
         first, *others = self._spread()
         for one in classes:
             one.refine(first)
-        for i in np.unique(np.argmin([c.lower_us for c in classes], axis=0)).tolist():
-            for number in others:
+        waiting = set(range(len(classes)))
+        while chosen := waiting & set(np.unique(np.argmin([c.lower_us for c in classes], axis=0)).tolist()):
+            for i, number in itertools.product(sorted(chosen), others):
                 classes[i].refine(number)
+            waiting -= chosen
         return np.asarray(np.min([c.lower_us for c in classes], axis=0))
 
     def _class(self, kinds: tuple[int, ...]) -> _Class:
