@@ -59,7 +59,10 @@ class Quality:
 
 
 class QualityModel(Protocol):
-    """Prices the quality of models; pure, finite, many at once equal one by one."""
+    """Prices the quality of models; pure, finite, many at once equal one by one.
+
+    Monotone in every width, whatever the others: the best of a space's networks then has all widths at one end.
+    """
 
     def predict(self, features: QualityFeatures) -> Quality:
         """Relative loss and uncertainty of n models."""

@@ -1,8 +1,9 @@
 """What designs may reach at a setting before its tables are placed, and whether that is still of interest.
 
 A *setting* is one combination of what placements depend on (`dse.candidate.PLACEMENT_SETTINGS`). The bound of its leanest
-design (`dse.placement.design.averages`) is below the time of every plan, and its best network is known. A setting
-where even both together are dominated by a design that is known already cannot be on the front.
+designs (`dse.placement.design.averages`) is below their time whatever the plan, and its best network is known. A setting
+where even both together are dominated by a design that is known already is not on the front, as long as no other design
+of the setting has a smaller bound than its leanest ones. That is sampled by a test, not proven: so pruning is asked for.
 
 Letters: s settings, m objectives, a axes, k candidates.
 """
